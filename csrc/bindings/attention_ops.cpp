@@ -34,11 +34,12 @@ void set_strides(const Tensor& tensor, int64_t (&strides)[3]) {
 
 // query [b, h, t, d], key [b, groups, n, d], value [b, groups, n, e], mask [b or 1, 1, t, n],
 // lengths [b].
-Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptTensor& mask,
-                 double scale, bool causal, const OptTensor& lengths) {
-  expect_four(query, "query");
-  expect_four(key, "key");
-  expect_four(value, "value");
+Tensor attention(const Tensor& queries, const Tensor& keys, const Tensor& values,
+                 const OptTensor& mask, double scale, bool causal, const OptTensor& lengths) {
+  expect_four(queries, "query");
+  expect_four(keys, "key");
+  expect_four(values, "value");
+  const Tensor query = unexpanded(queries), key = unexpanded(keys), value = unexpanded(values);
   const Place place(query);
   polyspec::AttentionParams params;
   params.batch = query.size(0);

@@ -50,6 +50,8 @@ polyspec::NewTokens new_tokens(const Tensor& cache_keys, const Tensor& cache_val
   const Place place(cache_keys);
   expect_vectors(cache_keys, "cache_keys", cache_keys);
   expect_vectors(cache_values, "cache_values", cache_keys);
+  expect_unexpanded(cache_keys, "cache_keys");
+  expect_unexpanded(cache_values, "cache_values");
   expect_vectors(keys, "keys", cache_keys);
   expect_vectors(values, "values", cache_keys);
   polyspec::NewTokens in;
@@ -78,9 +80,10 @@ Appended outputs(polyspec::NewTokens& in, const Place& place) {
   return made;
 }
 
-Appended append(const Tensor& cache_keys, const Tensor& cache_values, const Tensor& keys,
-                const Tensor& values, const Tensor& lengths, const OptTensor& counts, bool ring,
+Appended append(const Tensor& cache_keys, const Tensor& cache_values, const Tensor& new_keys,
+                const Tensor& new_values, const Tensor& lengths, const OptTensor& counts, bool ring,
                 int64_t sinks) {
+  const Tensor keys = unexpanded(new_keys), values = unexpanded(new_values);
   polyspec::AppendParams params;
   params.in = new_tokens(cache_keys, cache_values, keys, values, lengths, counts);
   STD_TORCH_CHECK(cache_keys.size(0) == params.in.batch, "keys: expected size ", cache_keys.size(0),
@@ -97,8 +100,9 @@ Appended append(const Tensor& cache_keys, const Tensor& cache_values, const Tens
 }
 
 Appended append_paged(const Tensor& cache_keys, const Tensor& cache_values,
-                      const Tensor& block_table, const Tensor& keys, const Tensor& values,
+                      const Tensor& block_table, const Tensor& new_keys, const Tensor& new_values,
                       const Tensor& lengths, const OptTensor& counts) {
+  const Tensor keys = unexpanded(new_keys), values = unexpanded(new_values);
   polyspec::PagedAppendParams params;
   params.in = new_tokens(cache_keys, cache_values, keys, values, lengths, counts);
   const Place place(cache_keys);
@@ -189,6 +193,8 @@ Appended compact_tree(std::vector<Tensor> keys, std::vector<Tensor> values, cons
     const Tensor& v = values[static_cast<size_t>(layer)];
     expect_vectors(k, "keys", key);
     expect_vectors(v, "values", key);
+    expect_unexpanded(k, "keys");
+    expect_unexpanded(v, "values");
     expect(k, "keys", place, {params.batch, params.heads, params.capacity, params.key_dim});
     expect(v, "values", place, {params.batch, params.heads, params.capacity, params.value_dim});
     for (int axis = 0; axis < 3; ++axis) {

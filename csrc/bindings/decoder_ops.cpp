@@ -62,6 +62,7 @@ void expect_states(const std::vector<Tensor>& states, const char* name, const Pl
   for (const Tensor& one : states) {
     expect(one, name, place, {p.batch, p.groups, p.capacity, p.head_width});
     expect_unit_stride(one, name);
+    expect_unexpanded(one, name);
     STD_TORCH_CHECK(dtype_of(one) == dtype, name, ": expected the dtype of x");
     for (int axis = 0; axis < 3; ++axis)
       STD_TORCH_CHECK(one.stride(axis) == first.stride(axis), name,

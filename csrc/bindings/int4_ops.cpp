@@ -40,9 +40,10 @@ const float* floats(const Tensor& tensor, const char* name, const Place& place, 
 }
 
 // weights [n, k], importance [k].
-std::tuple<Tensor, Tensor, Tensor> int4_round(const Tensor& weights, const OptTensor& importance,
+std::tuple<Tensor, Tensor, Tensor> int4_round(const Tensor& matrix, const OptTensor& importance,
                                               int64_t group, bool float_scales) {
-  STD_TORCH_CHECK(weights.dim() == 2, "weights: expected 2 dimensions, got ", weights.dim());
+  STD_TORCH_CHECK(matrix.dim() == 2, "weights: expected 2 dimensions, got ", matrix.dim());
+  const Tensor weights = unexpanded(matrix);
   expect_unit_stride(weights, "weights");
   const Place place(weights);
   polyspec::Int4RoundParams params;

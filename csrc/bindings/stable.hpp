@@ -116,6 +116,21 @@ inline void expect_unit_stride(const Tensor& tensor, const char* name) {
                   ": expected unit stride in the last dimension, got ", tensor.stride(last));
 }
 
+// A tensor to read, with a copy instead of an expanded one: the core takes a stride of 0 for one
+// that was left out.
+inline Tensor unexpanded(const Tensor& tensor) {
+  for (int64_t axis = 0; axis + 1 < tensor.dim(); ++axis)
+    if (tensor.size(axis) > 1 && tensor.stride(axis) == 0) return torch::stable::contiguous(tensor);
+  return tensor;
+}
+
+// Of a tensor that is written to.
+inline void expect_unexpanded(const Tensor& tensor, const char* name) {
+  for (int64_t axis = 0; axis < tensor.dim(); ++axis)
+    STD_TORCH_CHECK(tensor.size(axis) < 2 || tensor.stride(axis) != 0, name,
+                    ": expected memory for each element, got an expanded tensor");
+}
+
 // A matrix whose rows do not overlap, as expanded ones do: a copy where they might.
 inline Tensor rows_apart(const Tensor& matrix) {
   const bool apart = matrix.size(0) < 2 || matrix.stride(0) >= matrix.size(1);

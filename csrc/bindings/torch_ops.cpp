@@ -196,14 +196,15 @@ void set_logits(const Tensor& logits, const Batch& place, polyspec::SampleParams
   params->logits_stride = logits.stride(0);
 }
 
-Sampled sample(const Tensor& logits, double temperature, const OptTensor& temperatures,
-               int64_t top_k, const OptTensor& top_ks, double top_p, const OptTensor& top_ps,
-               double min_p, const OptTensor& min_ps, int64_t seed, const OptTensor& seeds,
-               int64_t position, const OptTensor& positions, int64_t round, const OptTensor& rounds,
-               int64_t node, const OptTensor& nodes, int64_t level, const OptTensor& draws,
+Sampled sample(const Tensor& rows, double temperature, const OptTensor& temperatures, int64_t top_k,
+               const OptTensor& top_ks, double top_p, const OptTensor& top_ps, double min_p,
+               const OptTensor& min_ps, int64_t seed, const OptTensor& seeds, int64_t position,
+               const OptTensor& positions, int64_t round, const OptTensor& rounds, int64_t node,
+               const OptTensor& nodes, int64_t level, const OptTensor& draws,
                const OptTensor& allowed) {
-  STD_TORCH_CHECK(logits.dim() == 2 && logits.size(1) >= 1,
+  STD_TORCH_CHECK(rows.dim() == 2 && rows.size(1) >= 1,
                   "logits: expected shape [B, V] with V >= 1");
+  const Tensor logits = unexpanded(rows);
   const Batch place(logits);
   polyspec::SampleParams params;
   set_sampling(&params.sampling, place, temperature, temperatures, top_k, top_ks, top_p, top_ps,
@@ -243,12 +244,13 @@ void put_rows(const Tensor& logits, int64_t column, const Tensor& rows, const Pl
     std::memcpy(into + b * next, from + b * step, static_cast<size_t>(logits.size(2) * element));
 }
 
-Tensor draw(const Tensor& logits, const OptTensor& temperatures, const OptTensor& top_ks,
+Tensor draw(const Tensor& latest, const OptTensor& temperatures, const OptTensor& top_ks,
             const OptTensor& top_ps, const OptTensor& min_ps, const Tensor& seeds,
             const Tensor& positions, const Tensor& rounds, int64_t level, int64_t column,
             Tensor tokens, Tensor status, OptTensor rows, OptTensor statistics) {
-  STD_TORCH_CHECK(logits.dim() == 3 && logits.size(1) == 1 && logits.size(2) >= 1,
-                  "logits: expected shape [B, 1, V] with V >= 1, got ", shape_name(logits));
+  STD_TORCH_CHECK(latest.dim() == 3 && latest.size(1) == 1 && latest.size(2) >= 1,
+                  "logits: expected shape [B, 1, V] with V >= 1, got ", shape_name(latest));
+  const Tensor logits = unexpanded(latest);
   const Batch place(logits);
   const int64_t batch = place.batch, vocab = logits.size(2);
   const bool wide = float_type(logits, "logits") == polyspec::DType::kFloat32;
@@ -297,7 +299,7 @@ polyspec::Rule rule_of(int64_t rule) {
 
 using Verified = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-Verified verify(const Tensor& target_logits, const Tensor& draft_tokens, const OptTensor& offsets,
+Verified verify(const Tensor& target_rows, const Tensor& draft_tokens, const OptTensor& offsets,
                 int64_t draft_len, const OptTensor& draft_logits, const OptTensor& draft_lengths,
                 const OptTensor& draft_rows, const OptTensor& draft_statistics,
                 const OptTensor& target_to_draft, double temperature, const OptTensor& temperatures,
@@ -307,6 +309,7 @@ Verified verify(const Tensor& target_logits, const Tensor& draft_tokens, const O
                 const OptTensor& rounds, int64_t level, int64_t rule, const OptTensor& draws,
                 const OptTensor& slots, int64_t num_slots, const OptTensor& eos, int64_t room,
                 const OptTensor& rooms, const OptTensor& allowed) {
+  const Tensor target_logits = unexpanded(target_rows);
   polyspec::VerifyParams params;
   Batch place = set_rows(target_logits, offsets, "K", &draft_len, &params);
   const bool ragged = params.offsets != nullptr;
@@ -323,12 +326,15 @@ Verified verify(const Tensor& target_logits, const Tensor& draft_tokens, const O
     *stride = table.stride(0);
     return static_cast<const int64_t*>(table.const_data_ptr());
   };
-  params.draft_tokens = by_token(draft_tokens, "draft_tokens", &params.draft_tokens_stride);
+  const Tensor proposed = unexpanded(draft_tokens);
+  params.draft_tokens = by_token(proposed, "draft_tokens", &params.draft_tokens_stride);
   const bool pooled = draft_rows.has_value() && draft_len > 0;
-  if (pooled) params.draft_rows = by_token(*draft_rows, "draft_rows", &params.draft_rows_stride);
+  const Tensor rows_of = pooled ? unexpanded(*draft_rows) : proposed;
+  if (pooled) params.draft_rows = by_token(rows_of, "draft_rows", &params.draft_rows_stride);
 
-  if (draft_logits.has_value() && draft_len > 0) {
-    const Tensor& draft = *draft_logits;
+  const bool sampled = draft_logits.has_value() && draft_len > 0;
+  const Tensor draft = sampled ? unexpanded(*draft_logits) : target_logits;
+  if (sampled) {
     const int64_t rank = pooled ? 2 : 3;
     STD_TORCH_CHECK(
         draft.dim() == rank && draft.size(rank - 1) >= 1 && draft.size(rank - 1) <= vocab,
@@ -374,7 +380,7 @@ Verified verify(const Tensor& target_logits, const Tensor& draft_tokens, const O
 using VerifiedTree = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 VerifiedTree verify_tree(
-    const Tensor& target_logits, const Tensor& draft_tokens, const Tensor& parents,
+    const Tensor& target_rows, const Tensor& draft_tokens, const Tensor& parents,
     const OptTensor& offsets, int64_t nodes, int64_t depth, const OptTensor& counts,
     const OptTensor& draft_logits, const OptTensor& draft_rows, const OptTensor& draft_statistics,
     const OptTensor& target_to_draft, double temperature, const OptTensor& temperatures,
@@ -383,6 +389,7 @@ VerifiedTree verify_tree(
     const OptTensor& positions, int64_t round, const OptTensor& rounds, int64_t level, int64_t rule,
     const OptTensor& draws, const OptTensor& slots, int64_t num_slots, const OptTensor& eos,
     int64_t room, const OptTensor& rooms, const OptTensor& allowed) {
+  const Tensor target_logits = unexpanded(target_rows);
   polyspec::VerifyTreeParams params;
   Batch place = set_rows(target_logits, offsets, "N", &nodes, &params);
   STD_TORCH_CHECK(!(params.offsets != nullptr && counts.has_value()),
@@ -403,8 +410,8 @@ VerifiedTree verify_tree(
   params.parents = table(parents, "parents", nodes);
   params.draft_rows = table(draft_rows, "draft_rows", nodes + 1);
   params.counts = data_of<int64_t>(counts, "counts", place, {place.batch});
+  const Tensor draft = draft_logits.has_value() ? unexpanded(*draft_logits) : target_logits;
   if (draft_logits.has_value()) {
-    const Tensor& draft = *draft_logits;
     STD_TORCH_CHECK(draft.dim() == 2 && draft.size(1) >= 1 && draft.size(1) <= vocab,
                     "draft_logits: expected shape [R, Vd] with 1 <= Vd <= ", vocab);
     params.num_draft_rows = draft.size(0);

@@ -304,6 +304,17 @@ def test_a_row_without_a_token_ends_a_block_as_its_length_does(at: int, rule: st
 
 
 @RULES
+def test_expanded_tensors_are_read_as_they_are(rule: str) -> None:
+    """Their stride is 0, which the core takes for one that was left out."""
+    row, seeds = torch.randn(1, 1, 9), torch.arange(4)
+    rows = row[0].expand(4, 9)
+    assert equal(ps.sample(rows, seed=seeds), ps.sample(rows.contiguous(), seed=seeds))
+    call = [row.expand(4, 3, 9), torch.tensor([[3]]).expand(4, 2), row.expand(4, 2, 9)]
+    whole = [tensor.contiguous() for tensor in call]
+    assert equal(ps.verify(*call, seed=seeds, rule=rule), ps.verify(*whole, seed=seeds, rule=rule))
+
+
+@RULES
 def test_a_token_out_of_range_stops_its_request(rule: str) -> None:
     for seed in range(1, 50):
         case = Case(seed)

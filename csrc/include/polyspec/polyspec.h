@@ -171,6 +171,9 @@ typedef struct polyspec_stream {
 
 /* ---- Sampling ---- */
 
+/* A stride that is left at 0 is that of elements side by side, here and below, or is refused; some
+ * say otherwise. */
+
 enum { POLYSPEC_FLOAT32 = 0, POLYSPEC_BFLOAT16 = 1, POLYSPEC_FLOAT16 = 2 };
 
 /* The distribution of one row of logits in 16 bytes, as types.hpp defines it: opaque to hand up

@@ -42,6 +42,9 @@ struct DrawParams {
   const uint64_t* try_bits = nullptr;
 };
 
+// A stride that is left at 0 is that of elements side by side, here and in the other operators;
+// some say otherwise.
+//
 // The token of 64 bits u (philox.hpp: draw_bits at `position` + `ahead` and `node`, kSample) is the
 // first, in the order of ids, at which the running sum of masses exceeds floor(u * mass / 2^64).
 // Its log-probability is float32((z - max) / T - log(mass / 2^S)) in float64, 0 at temperature 0,

@@ -75,8 +75,12 @@ int64_t attention_workspace_bytes(const AttentionParams& params) {
   return check_shape(params).ok() ? cpu::attention_workspace_bytes(params) : -1;
 }
 
-Result attention(const AttentionParams& params, Stream stream) {
-  if (const Result result = check(params); !result.ok()) return result;
+Result attention(const AttentionParams& given, Stream stream) {
+  if (const Result result = check(given); !result.ok()) return result;
+  AttentionParams params = given;
+  fill_strides({params.heads, params.tokens, params.width}, params.query_stride);
+  fill_strides({params.groups, params.length, params.width}, params.key_stride);
+  fill_strides({params.groups, params.length, params.value_width}, params.value_stride);
   if (stream.device == Stream::Device::kCuda) {
     if (const Result result = check_for_cuda(params); !result.ok()) return result;
     return params.batch * params.tokens > 0 ? cuda::attention(params, stream.cuda) : Result{};

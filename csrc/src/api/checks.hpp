@@ -83,6 +83,17 @@ inline Result check_sizes(const char* names, std::initializer_list<int64_t> size
   return {};
 }
 
+// Sets strides that were left at 0 to those of elements side by side. `inner`: the size of the
+// dimension inside each of them, the last with unit stride.
+inline void fill_strides(std::initializer_list<int64_t> inner, int64_t* strides) {
+  uint64_t next = 1;
+  for (size_t i = inner.size(); i-- > 0;) {
+    const uint64_t beside = next * static_cast<uint64_t>(inner.begin()[i]);
+    if (strides[i] == 0) strides[i] = static_cast<int64_t>(beside);
+    next = static_cast<uint64_t>(strides[i]);
+  }
+}
+
 // Of weights [outputs, inputs].
 inline Result check_matrix(int64_t outputs, int64_t inputs) {
   if (outputs < 1 || outputs >= int64_t{1} << 31) return expected("outputs", "[1, 2^31)", outputs);

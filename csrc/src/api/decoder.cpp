@@ -351,8 +351,11 @@ int64_t decoder_workspace_bytes(const DecoderParams& params) {
   return workspace.refused ? -1 : workspace.bytes;
 }
 
-Result decoder_layers(const DecoderParams& params, Stream stream) {
-  if (const Result result = check(params); !result.ok()) return result;
+Result decoder_layers(const DecoderParams& given_params, Stream stream) {
+  if (const Result result = check(given_params); !result.ok()) return result;
+  DecoderParams params = given_params;
+  for (int64_t* const strides : {params.key_stride, params.value_stride})
+    fill_strides({params.groups, params.capacity, params.head_width}, strides);
   if (stream.device != Stream::Device::kCpu) return on_cpu_only("decoder_layers");
   if (params.batch * params.tokens == 0) return {};
   const Result given = check_given({{"x", params.x},

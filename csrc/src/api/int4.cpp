@@ -130,8 +130,10 @@ int64_t int4_packed_bytes(const Int4Shape& shape) {
   return tiles_bytes(Int4Layout(shape)) + kPackedLabelBytes;
 }
 
-Result int4_round(const Int4RoundParams& params, Stream stream) {
-  if (const Result result = check(params); !result.ok()) return result;
+Result int4_round(const Int4RoundParams& given, Stream stream) {
+  if (const Result result = check(given); !result.ok()) return result;
+  Int4RoundParams params = given;
+  fill_strides({params.shape.inputs}, &params.stride);
   if (stream.device != Stream::Device::kCpu) return on_cpu_only("int4_round");
   if (!cpu::int4_round(params, stream.executor))
     return invalid("weights: expected finite numbers, given one that is not or makes a scale so");

@@ -106,45 +106,66 @@ Result check(const CompactTreeParams& p) {
                       {"status", p.status}});
 }
 
+void fill_new(NewTokens* in) {
+  fill_strides({in->heads, in->tokens, in->key_dim}, in->keys.stride);
+  fill_strides({in->heads, in->tokens, in->value_dim}, in->values.stride);
+}
+
 bool on_cuda(const Stream& stream) { return stream.device == Stream::Device::kCuda; }
 
 }  // namespace
 
-Result append(const AppendParams& params, Stream stream) {
-  const Result result = check(params);
-  if (!result.ok() || params.in.batch == 0) return result;
+Result append(const AppendParams& given, Stream stream) {
+  const Result result = check(given);
+  if (!result.ok() || given.in.batch == 0) return result;
+  AppendParams params = given;
+  fill_new(&params.in);
+  fill_strides({params.in.heads, params.capacity, params.in.key_dim}, params.keys.stride);
+  fill_strides({params.in.heads, params.capacity, params.in.value_dim}, params.values.stride);
   if (on_cuda(stream)) return cuda::append(params, stream.cuda);
   cpu::append(params, stream.executor);
   return {};
 }
 
-Result append_paged(const PagedAppendParams& params, Stream stream) {
-  const Result result = check(params);
-  if (!result.ok() || params.in.batch == 0) return result;
+Result append_paged(const PagedAppendParams& given, Stream stream) {
+  const Result result = check(given);
+  if (!result.ok() || given.in.batch == 0) return result;
+  PagedAppendParams params = given;
+  fill_new(&params.in);
+  fill_strides({params.in.heads, params.page_size, params.in.key_dim}, params.keys.stride);
+  fill_strides({params.in.heads, params.page_size, params.in.value_dim}, params.values.stride);
+  fill_strides({params.max_pages}, &params.block_table_stride);
   if (on_cuda(stream)) return cuda::append_paged(params, stream.cuda);
   cpu::append_paged(params, stream.executor);
   return {};
 }
 
-Result reserve_pages(const PagesParams& params, Stream stream) {
-  const Result result = check(params);
-  if (!result.ok() || params.batch == 0) return result;
+Result reserve_pages(const PagesParams& given, Stream stream) {
+  const Result result = check(given);
+  if (!result.ok() || given.batch == 0) return result;
+  PagesParams params = given;
+  fill_strides({params.max_pages}, &params.block_table_stride);
   if (on_cuda(stream)) return cuda::reserve_pages(params, stream.cuda);
   cpu::reserve_pages(params);
   return {};
 }
 
-Result truncate_pages(const PagesParams& params, Stream stream) {
-  const Result result = check(params);
-  if (!result.ok() || params.batch == 0) return result;
+Result truncate_pages(const PagesParams& given, Stream stream) {
+  const Result result = check(given);
+  if (!result.ok() || given.batch == 0) return result;
+  PagesParams params = given;
+  fill_strides({params.max_pages}, &params.block_table_stride);
   if (on_cuda(stream)) return cuda::truncate_pages(params, stream.cuda);
   cpu::truncate_pages(params);
   return {};
 }
 
-Result compact_tree(const CompactTreeParams& params, Stream stream) {
-  const Result result = check(params);
-  if (!result.ok() || params.batch == 0 || params.layers == 0) return result;
+Result compact_tree(const CompactTreeParams& given, Stream stream) {
+  const Result result = check(given);
+  if (!result.ok() || given.batch == 0 || given.layers == 0) return result;
+  CompactTreeParams params = given;
+  fill_strides({params.heads, params.capacity, params.key_dim}, params.key_stride);
+  fill_strides({params.heads, params.capacity, params.value_dim}, params.value_stride);
   if (on_cuda(stream)) return cuda::compact_tree(params, stream.cuda);
   cpu::compact_tree(params, stream.executor);
   return {};

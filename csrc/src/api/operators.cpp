@@ -124,29 +124,45 @@ Result check(const VerifyParams& p) {
   return check_given({{"draft_tokens", p.draft_tokens, p.batch > 0 && p.draft_len > 0}});
 }
 
+int64_t mask_words(int64_t vocab) { return (vocab + 31) / 32; }
+
 }  // namespace
 
-Result sample(const SampleParams& params, Stream stream) {
-  const Result result = check(params);
-  if (!result.ok() || params.batch == 0) return result;
+Result sample(const SampleParams& given, Stream stream) {
+  const Result result = check(given);
+  if (!result.ok() || given.batch == 0) return result;
+  SampleParams params = given;
+  fill_strides({params.vocab}, &params.logits_stride);
+  fill_strides({mask_words(params.vocab)}, &params.allowed_stride);
   if (stream.device == Stream::Device::kCuda) return cuda::sample(params, stream);
   if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   cpu::sample(params, stream.executor);
   return {};
 }
 
-Result verify(const VerifyParams& params, Stream stream) {
-  const Result result = check(params);
-  if (!result.ok() || params.batch == 0) return result;
+Result verify(const VerifyParams& given, Stream stream) {
+  const Result result = check(given);
+  if (!result.ok() || given.batch == 0) return result;
+  VerifyParams params = given;
+  const int64_t rows = params.draft_len + 1;
+  fill_strides({rows, params.vocab}, params.target_stride);
+  fill_strides({rows, mask_words(params.vocab)}, params.allowed_stride);
+  fill_strides({params.draft_len, params.draft_vocab}, params.draft_stride);
+  fill_strides({params.draft_len}, &params.draft_tokens_stride);
+  fill_strides({params.draft_len}, &params.draft_rows_stride);
   if (stream.device == Stream::Device::kCuda) return cuda::verify(params, stream);
   if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   cpu::verify(params, stream.executor);
   return {};
 }
 
-Result verify_tree(const VerifyTreeParams& params, Stream stream) {
-  const Result result = check(params);
-  if (!result.ok() || params.batch == 0) return result;
+Result verify_tree(const VerifyTreeParams& given, Stream stream) {
+  const Result result = check(given);
+  if (!result.ok() || given.batch == 0) return result;
+  VerifyTreeParams params = given;
+  fill_strides({params.nodes + 1, params.vocab}, params.target_stride);
+  fill_strides({params.nodes + 1, mask_words(params.vocab)}, params.allowed_stride);
+  fill_strides({params.draft_vocab}, &params.draft_stride);
   if (stream.device == Stream::Device::kCuda) return cuda::verify_tree(params, stream);
   if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   cpu::verify_tree(params, stream.executor);

@@ -1,5 +1,6 @@
 /* Caches of keys and values through the C interface: append, ring, pages, and an accepted path. One
- * byte an element, one head, vectors of one element: a cache reads as a text. */
+ * byte an element, one head, vectors of one element: a cache reads as a text. Strides are the
+ * defaults. */
 #include "support/c_check.h"
 
 static polyspec_new_tokens tokens_of(const char* text, const int64_t* lengths, int64_t* after,
@@ -9,7 +10,6 @@ static polyspec_new_tokens tokens_of(const char* text, const int64_t* lengths, i
   in.tokens = (int64_t)strlen(text);
   in.element_size = 1;
   in.keys.data = in.values.data = text;
-  in.keys.stride[2] = in.values.stride[2] = 1;
   in.lengths = lengths;
   in.new_lengths = after;
   in.status = status;
@@ -28,7 +28,6 @@ static void test_append(void) {
   p.keys.data = keys;
   CHECK_REFUSED("cached values: expected a pointer, given null", polyspec_append(&p, NULL));
   p.values.data = values;
-  p.keys.stride[2] = p.values.stride[2] = 1;
   CHECK_CODE(POLYSPEC_OK, polyspec_append(&p, NULL));
   CHECK(strcmp(keys, "--abc-") == 0 && strcmp(values, keys) == 0);
   CHECK(after[0] == 5 && status[0] == 0);
@@ -81,7 +80,7 @@ static void test_pages(void) {
   polyspec_pages_params pages = polyspec_pages_params_default();
   pages.batch = 1;
   pages.pages = 3;
-  pages.page_size = pages.max_pages = pages.block_table_stride = 2;
+  pages.page_size = pages.max_pages = 2;
   pages.lengths = lengths;
   pages.block_table = table;
   pages.held = held;
@@ -98,12 +97,10 @@ static void test_pages(void) {
   polyspec_paged_append_params p = polyspec_paged_append_params_default();
   p.in = &in;
   p.pages = 3;
-  p.page_size = p.max_pages = p.block_table_stride = 2;
+  p.page_size = p.max_pages = 2;
   p.block_table = table;
   p.keys.data = keys;
   p.values.data = values;
-  p.keys.stride[0] = p.values.stride[0] = 2;
-  p.keys.stride[2] = p.values.stride[2] = 1;
   CHECK_CODE(POLYSPEC_OK, polyspec_append_paged(&p, NULL));
   CHECK(status[0] == 0 && after[0] == 3 && strcmp(keys, "--b--a") == 0);
   CHECK(strcmp(values, keys) == 0);
@@ -134,7 +131,6 @@ static void test_compact(void) {
   p.capacity = 5;
   p.keys = key_bases;
   p.values = value_bases;
-  p.key_stride[2] = p.value_stride[2] = 1;
   p.path_len = 3;
   p.lengths = lengths;
   p.path = path;

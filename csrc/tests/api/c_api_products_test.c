@@ -107,7 +107,6 @@ static void test_int4_round(void) {
   shape.inputs = shape.group = 32;
   p.shape = &shape;
   p.weights = weights;
-  p.stride = 32;
   p.values = values;
   p.scales = scales;
   p.zeros = zeros;
@@ -201,11 +200,6 @@ static void test_attention(void) {
   p.query = query;
   p.key = key;
   p.value = value;
-  p.query_stride[0] = 2 * T * D;
-  p.query_stride[1] = T * D;
-  p.query_stride[2] = D;
-  p.key_stride[0] = p.key_stride[1] = p.value_stride[0] = p.value_stride[1] = N * D;
-  p.key_stride[2] = p.value_stride[2] = D;
   CHECK_REFUSED("out: expected a pointer, given null", polyspec_attention(&p, NULL));
   p.out = out;
   static float workspace[T * 2 * (D + 17)] __attribute__((aligned(64)));

@@ -496,6 +496,79 @@ static void test_verify_tree(void) {
   CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify_tree(NULL, NULL));
 }
 
+/* Strides that were left out are those of rows side by side. */
+static void test_default_strides(void) {
+  enum { B = 2, K = 2 };
+  float target[B * (K + 1) * V], draft[B * K * V];
+  int32_t allowed[B * (K + 1)];
+  const int64_t tokens[B * K] = {1, 2, 3, 0}, parents[B * K] = {-1, 0, -1, 0};
+  int64_t pool_rows[B * (K + 1)] = {0, 1, -1, 2, 3, -1};
+  for (int i = 0; i < B * (K + 1) * V; ++i) target[i] = (float)(i * 7 % 11) / 4;
+  for (int i = 0; i < B * K * V; ++i) draft[i] = (float)(i * 5 % 13) / 4;
+  for (int i = 0; i < B * (K + 1); ++i) allowed[i] = 15 - (1 << i % 3);
+  allowed[0] = allowed[1] = allowed[3] = allowed[4] = 15;
+  polyspec_sampling sampling = polyspec_sampling_default();
+  struct {
+    int64_t tokens[B * (K + 1)], accepted[B], path[B * K], rows[B * (K + 1)];
+    float logprobs[B * (K + 1)];
+    int32_t status[B];
+  } out[2];
+  polyspec_sample_params s = polyspec_sample_params_default();
+  s.batch = B * (K + 1);
+  s.vocab = V;
+  s.sampling = &sampling;
+  s.logits = target;
+  s.allowed = allowed;
+  int32_t status[B * (K + 1)];
+  s.status = status;
+  polyspec_verify_params v = polyspec_verify_params_default();
+  v.batch = B;
+  v.draft_len = K;
+  v.vocab = v.draft_vocab = V;
+  v.sampling = &sampling;
+  v.target_logits = target;
+  v.draft_logits = draft;
+  v.draft_tokens = tokens;
+  v.allowed = allowed;
+  polyspec_verify_tree_params t = polyspec_verify_tree_params_default();
+  t.batch = B;
+  t.nodes = t.depth = K;
+  t.vocab = t.draft_vocab = V;
+  t.sampling = &sampling;
+  t.target_logits = target;
+  t.draft_logits = draft;
+  t.draft_rows = pool_rows;
+  t.num_draft_rows = B * K;
+  t.draft_tokens = tokens;
+  t.parents = parents;
+  t.allowed = allowed;
+  for (int call = 0; call < 3; ++call) {
+    memset(out, 0x5a, sizeof out);
+    for (int given = 0; given < 2; ++given) {
+      s.logits_stride = given ? V : 0;
+      s.allowed_stride = given;
+      v.target_stride[0] = t.target_stride[0] = given ? (K + 1) * V : 0;
+      v.target_stride[1] = t.target_stride[1] = given ? V : 0;
+      v.allowed_stride[0] = t.allowed_stride[0] = given ? K + 1 : 0;
+      v.allowed_stride[1] = t.allowed_stride[1] = given;
+      v.draft_stride[0] = given ? K * V : 0;
+      v.draft_stride[1] = t.draft_stride = given ? V : 0;
+      v.draft_tokens_stride = given ? K : 0;
+      s.tokens = v.tokens = t.tokens = out[given].tokens;
+      s.logprobs = v.logprobs = t.logprobs = out[given].logprobs;
+      v.num_accepted = t.num_accepted = out[given].accepted;
+      v.status = t.status = out[given].status;
+      t.path = out[given].path;
+      t.rows = out[given].rows;
+      CHECK_CODE(POLYSPEC_OK, call == 0   ? polyspec_sample(&s, NULL)
+                              : call == 1 ? polyspec_verify(&v, NULL)
+                                          : polyspec_verify_tree(&t, NULL));
+    }
+    CHECK(memcmp(&out[0], &out[1], sizeof out[0]) == 0);
+    CHECK(out[0].tokens[0] >= 0 && out[0].tokens[0] < V);
+  }
+}
+
 static void test_scheduler(void) {
   polyspec_scheduler* s = NULL;
   const int64_t windows[2] = {4, 2};
@@ -592,6 +665,7 @@ int main(void) {
   test_sample();
   test_verify();
   test_verify_tree();
+  test_default_strides();
   test_scheduler();
   test_executor();
   printf("c_api_test: all passed, polyspec %s\n", polyspec_version());
