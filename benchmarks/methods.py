@@ -33,8 +33,9 @@ from polyspec_ext import (
     tiny,
 )
 from polyspec_ext.chain import Chain
+from polyspec_ext.drafters import resolve
 from polyspec_ext.drafters.proposals import cut_at_eos
-from polyspec_ext.levels import ELEMENTS, HuggingFaceLevel, Options, load_model, tokenizer_at
+from polyspec_ext.levels import HuggingFaceLevel, Options, load_model, tokenizer_at
 from polyspec_ext.levels.models import num_parameters
 from polyspec_ext.levels.sources import copy_prefix, original
 from polyspec_ext.policies import POLICIES
@@ -236,7 +237,7 @@ class Models:
 def load_level(thing: Any, *options: Any, name: str, above: Sequence[Any] = ()) -> Any:
     """Load a model or drafter in its fastest form here; `name`: option in errors."""
     with progress.loading():
-        return ELEMENTS.resolve(thing, Options(name, above, *options, pack="auto"))
+        return resolve(thing, Options(name, above, *options, pack="auto"))
 
 
 def shipped(growth: Mapping[str, int] | None = None, **more: Any) -> Models:

@@ -17,10 +17,18 @@ import torch
 from . import arguments, inputs
 from .arguments import Switch
 from .chat import StopStrings, ends_of_turn, fitted_prompt, has_template, prompt_of_text
-from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter, levels_of
+from .drafters import (
+    BatchedDrafter,
+    Drafter,
+    DraftModel,
+    elements,
+    is_drafter,
+    levels_of,
+    resolve,
+)
 from .files import ChainFile
 from .inputs import Floats, Ints, Prompt, Tokenized
-from .levels import ELEMENTS, BatchedLevel, EncodedInput, Level, Options, batched
+from .levels import BatchedLevel, EncodedInput, Level, Options, batched
 from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
 from .levels.products import with_adapters, without_wrapper
@@ -178,7 +186,7 @@ class Chain:
             loaded = isinstance(thing, str | Path)
             packed: Switch = pack if pack is not None else "auto" if loaded else False
             options = Options(name, models, dtype, device, packed)
-            entry = ELEMENTS.resolve(thing, options)
+            entry = resolve(thing, options)
             if not is_drafter(entry):
                 _require_apart(name, [entry], models)
                 models.append(entry)
@@ -265,7 +273,7 @@ class Chain:
             name = f"levels[{number}]"
             dtype = arguments.loaded_dtype(f"{name}: dtype", element.dtype)
             options = Options(name, tuple(elements), dtype, element.device, element.pack)
-            elements.append(ELEMENTS.resolve(element.source, options))
+            elements.append(resolve(element.source, options))
         chain = cls(elements, saved.window, rounds=saved.rounds, tail=saved.tail, rule=saved.rule)
         chain.prediction = Prediction(*saved.prediction)
         return chain

@@ -16,10 +16,10 @@ from .base import (
     levels_of,
 )
 from .model import DraftModel
-from .words import elements, is_drafter
+from .words import elements, is_drafter, resolve
 
 __all__ = [
     "BatchedDrafter", "Context", "DraftBlock", "DraftInput", "DraftModel", "Drafter",
     "DrafterCapabilities", "HiddenStates", "Proposal", "RowBuffer", "elements", "is_drafter",
-    "levels_of",
+    "levels_of", "resolve",
 ]  # fmt: skip

@@ -1,22 +1,22 @@
-"""Elements of a chain that are drafters, or levels with the target's weights: objects, words and
-directories (`levels.ELEMENTS`)."""
+"""Elements of a chain: models, drafters, paths and words (`resolve`)."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from ..arguments import listed, shown
-from ..levels import ELEMENTS, HuggingFaceLevel, Kind, Level, Options, load_model
+from ..levels import HuggingFaceLevel, Level, Options, load_model
 from ..levels.fused import can_pack
-from ..levels.models import ModelLevel
-from ..levels.sources import W4, is_copy, original
+from ..levels.sources import is_copy, level_for, load_path, original, require_level
 from .base import BatchedDrafter, Drafter
 from .checkpoint import HEADS, head_of, serves_heads
 from .model import BEAM, DraftModel
@@ -33,10 +33,6 @@ def elements(levels: Any) -> list[Any]:
 def is_drafter(thing: object) -> bool:
     """Return whether an object drafts without being a level."""
     return isinstance(thing, Drafter | BatchedDrafter) and not isinstance(thing, Level | type)
-
-
-def _matcher(pattern: str) -> Callable[[object], bool]:
-    return lambda element: isinstance(element, str) and re.fullmatch(pattern, element) is not None
 
 
 @contextmanager
@@ -69,7 +65,7 @@ def _load_trimmed(word: str, options: Options) -> Any:
     from ..quantization import trim
 
     _, size, source = word.split(":", 2)
-    whole = ELEMENTS.resolve(source, replace(options, pack=False))
+    whole = resolve(source, replace(options, pack=False))
     if not isinstance(whole, HuggingFaceLevel | StatefulLevel):
         raise ValueError(f"{options.name}: expected a model to trim, given {source!r}")
     with _named(options):
@@ -82,7 +78,7 @@ def _load_translated(text: str, options: Options) -> Any:
 
     if not options.above:
         raise ValueError(f"{options.name}: expected {text!r} below a target, given none above it")
-    level = ELEMENTS.resolve(text.partition(":")[2], options)
+    level = resolve(text.partition(":")[2], options)
     with _named(options):
         return TranslatedLevel(level, options.above[0])
 
@@ -93,7 +89,7 @@ def _load_paths(word: str, options: Options) -> Any:
 
 
 def _with_paths(element: Any, paths: int, beam: float, options: Options) -> Any:
-    level = ELEMENTS.resolve(element, options)
+    level = resolve(element, options)
     if paths == 1:
         return level
     if not isinstance(level, Level):
@@ -105,7 +101,7 @@ def _with_paths(element: Any, paths: int, beam: float, options: Options) -> Any:
 
 
 def _resolve(model: Any, options: Options) -> Any:
-    return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
+    return resolve(model, replace(options, dtype=None, device=None))
 
 
 def _load_early_exit(word: str, options: Options) -> HuggingFaceLevel:
@@ -142,73 +138,73 @@ def _make_lookup(word: str, options: Options) -> Drafter:
 
 _LOOKUPS = {"prompt-lookup": "PromptLookup", "suffix": "SuffixMatch", "ngram": "NGramTable"}
 
-# The last registered kind is tried first.
-for _kind in (
-    Kind(
-        "a drafter, with propose",
-        (Drafter, BatchedDrafter),
-        is_drafter,
-        lambda thing, options: thing,
-    ),
-    # A `DraftModel` with a single path is replaced by its level: a chain creates another
-    # `DraftModel` for its vocabulary.
-    Kind(
-        "a DraftModel",
-        (Level, DraftModel),
-        lambda thing: isinstance(thing, DraftModel),
-        lambda thing, options: _with_paths(thing.level, thing.paths, thing.beam, options),
-    ),
-    Kind(
-        "'paths:K:' in front of an id or path",
-        (Level, DraftModel),
-        _matcher(r"paths:[1-9]\d*:.+"),
-        _load_paths,
-        ("'paths:K:MODEL' with K paths, as 'paths:3:DIR'",),
-    ),
-    Kind(
-        "the directory of a head, or 'eagle:' or 'dflash:' and an id or directory",
-        (BatchedDrafter,),
-        lambda thing: bool(head_of(thing)),
-        _load_head,
-        ("'eagle:' or 'dflash:' and an id or directory",),
-    ),
-    Kind(
-        "'mtp' below the target, or 'mtp:' and the id or directory of its checkpoint",
-        (BatchedDrafter,),
-        _matcher(r"mtp(:.+)?"),
-        _load_head,
-        ("'mtp', the multi-token prediction head of the target's checkpoint",),
-    ),
-    Kind(
-        "'early-exit:K' with K layers",
-        (Level,),
-        _matcher(r"early-exit:\d+"),
-        _load_early_exit,
-        ("'early-exit:K' with K layers, as 'early-exit:2'",),
-    ),
-    Kind(
-        "'w4:' in front of an id or path, or 'w4' below the target",
-        (ModelLevel,),
-        lambda thing: is_copy(thing) or (isinstance(thing, str) and thing == W4),
-        _load_copy,
-    ),
-    Kind(
-        "'trim:N:' in front of an id or path",
-        (ModelLevel,),
-        _matcher(r"trim:\d+:.+"),
-        _load_trimmed,
-        ("'trim:N:MODEL' with N ids, as 'trim:32000:DIR'",),
-    ),
-    Kind(
-        "'translated:' in front of an id or path",
-        (Level,),
-        _matcher(r"translated:.+"),
-        _load_translated,
-        ("'translated:MODEL', a draft model with another tokenizer",),
-    ),
-    *(
-        Kind(repr(word), (Drafter,), _matcher(word), _make_lookup, (repr(word),))
-        for word in _LOOKUPS
-    ),
-):
-    ELEMENTS.register(_kind)
+
+class _Word(NamedTuple):
+    """The loader of a word, the pattern of the text after the word, and its form in messages."""
+
+    load: Callable[[Any, Options], Any]
+    rest: str
+    form: str
+
+
+_WORDS: dict[str, _Word] = {
+    **{word: _Word(_make_lookup, "", repr(word)) for word in _LOOKUPS},
+    "mtp": _Word(_load_head, "(:.+)?", "'mtp', the head of the target's checkpoint, or 'mtp:DIR'"),
+    "eagle": _Word(_load_head, ":.+", "'eagle:DIR', or the directory of a head"),
+    "dflash": _Word(_load_head, ":.+", "'dflash:DIR', or the directory of a head"),
+    "early-exit": _Word(_load_early_exit, r":\d+", "'early-exit:K' with K layers"),
+    "w4": _Word(_load_copy, "(:.+)?", "'w4' below the target, or 'w4:MODEL'"),
+    "trim": _Word(_load_trimmed, r":\d+:.+", "'trim:N:MODEL' with N ids, as 'trim:32000:DIR'"),
+    "translated": _Word(_load_translated, ":.+", "'translated:MODEL', of another tokenizer"),
+    "paths": _Word(_load_paths, r":[1-9]\d*:.+", "'paths:K:MODEL' with K paths, as 'paths:3:DIR'"),
+}
+
+
+def resolve(thing: Any, options: Options) -> Any:
+    """Return the level or drafter of an element of a chain.
+
+    Raises:
+        TypeError: `thing` is no element; the message lists the accepted elements.
+        TypeError, ValueError: it cannot be loaded; begins with ``options.name``.
+    """
+    word = _WORDS.get(thing.partition(":")[0]) if isinstance(thing, str) else None
+    if word is not None and re.fullmatch(f"[^:]+{word.rest}", thing):
+        return word.load(thing, options)
+    if head_of(thing):
+        return _load_head(thing, options)
+    if isinstance(thing, DraftModel):
+        # With a single path it is its level: a chain creates a `DraftModel` for its vocabulary.
+        return _with_paths(thing.level, thing.paths, thing.beam, options)
+    if is_drafter(thing):
+        return thing
+    if isinstance(thing, str | Path):
+        _require_no_typo(str(thing), options.name)
+        return load_path(thing, options)
+    if isinstance(thing, Level) and not isinstance(thing, type):
+        return require_level(thing, options)
+    if isinstance(thing, torch.nn.Module) and hasattr(thing, "config"):
+        return level_for(thing, options)
+    known = "; ".join(word.form for word in _WORDS.values())
+    raise TypeError(
+        f"{options.name}: expected one of: a Hugging Face causal model; an object with "
+        f"vocab_size, prefill, forward and rollback; a model id, or the directory or GGUF file of "
+        f"a model; a drafter, with propose; {known}; given {shown(thing)}"
+    )
+
+
+def _require_no_typo(text: str, name: str) -> None:
+    """Refuse a text that resembles a word: no model has such an id, and looking takes long."""
+    if "/" in text or Path(text).exists():
+        return
+    words = {_letters(word): word for word in _WORDS}
+    close = difflib.get_close_matches(_letters(text), words, 1, 0.8)
+    if close:
+        form = _WORDS[words[close[0]]].form
+        raise ValueError(
+            f"{name}: expected a model or a drafter's word, given {text!r}; did you mean {form}?"
+        )
+
+
+def _letters(word: str) -> str:
+    # Text for comparison: without capitals, hyphens, spaces and text after a colon.
+    return re.sub(r"[^a-z]", "", word.lower().partition(":")[0])

@@ -16,11 +16,7 @@ from .base import PromptBatch as PromptBatch
 from .base import batched as batched
 from .hugging_face import HuggingFaceLevel as HuggingFaceLevel
 from .models import tokenizer_at as tokenizer_at
-from .sources import ELEMENTS as ELEMENTS
-from .sources import Kind as Kind
 from .sources import Level as Level
-from .sources import Loader as Loader
 from .sources import Options as Options
-from .sources import Registry as Registry
 from .sources import load as load
 from .sources import load_model as load_model

@@ -1,18 +1,13 @@
 """Load models from a directory, an id on the hub, or a GGUF file, and resolve elements of chains,
-with a common registry for `Chain`, `ps.plan` and the command line.
-
-Each kind of element has a `Loader`, registered by the module that knows the kind: models and users'
-levels here, drafters and the words for levels below a target in `drafters`.
+for `Chain`, `ps.plan` and the command line (`drafters.resolve`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
-import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +22,7 @@ from ..kv_cache.factory import device_of, is_stateful
 from . import base
 from .fused import can_pack, fuses_on_cuda
 from .hugging_face import HuggingFaceLevel, level_of
-from .models import ModelLevel, is_encoder_decoder
+from .models import is_encoder_decoder
 from .products import packs_by_default
 
 if TYPE_CHECKING:
@@ -326,7 +321,7 @@ class Level(base.Level, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Arguments of a loader beside the element.
+    """Arguments of an element's loader beside the element.
 
     Attributes:
         name: name of the element, for messages.
@@ -353,128 +348,9 @@ class Options:
         raise ValueError(f"{self.name}: expected {what}, given {above}")
 
 
-class Loader(Protocol):
-    """A loader for a kind of element.
-
-    Attributes:
-        expects: description of the elements, for messages.
-        gives: types of the results of `load`.
-        words: words that a user may write for an element, as messages show them.
-    """
-
-    expects: str
-    gives: tuple[type, ...]
-    words: tuple[str, ...] = ()
-
-    def matches(self, thing: object) -> bool:
-        """Return whether `thing`, any object, is of this kind."""
-        ...
-
-    def load(self, thing: Any, options: Options) -> Any:
-        """Return the level or drafter of `thing`.
-
-        Raises:
-            TypeError, ValueError: `thing` cannot be loaded; begins with ``options.name``.
-        """
-        ...
-
-
-class Registry:
-    """Loaders, asked from the last registered to the first."""
-
-    def __init__(self) -> None:
-        self._loaders: list[Loader] = []
-
-    def register(self, loader: Loader) -> None:
-        """Add `loader`, which is asked before all known loaders."""
-        _require_loader(loader)
-        self._loaders.insert(0, loader)
-
-    def remove(self, loader: Loader) -> None:
-        """Remove `loader`."""
-        self._loaders.remove(loader)
-
-    def resolve(self, thing: Any, options: Options) -> Any:
-        """Return the level or drafter of an element of a chain.
-
-        Raises:
-            TypeError: no loader matches it; the message lists the accepted elements.
-            TypeError, ValueError: it cannot be loaded.
-        """
-        for loader in self._loaders:
-            if loader.matches(thing):
-                member = loader.load(thing, options)
-                if not isinstance(member, loader.gives):
-                    kinds = " or ".join(kind.__name__ for kind in loader.gives)
-                    raise TypeError(
-                        f"{options.name}: expected {type(loader).__name__}.load to return {kinds}, "
-                        f"given {shown(member)}"
-                    )
-                return member
-        known = "; ".join(loader.expects for loader in reversed(self._loaders))
-        raise TypeError(f"{options.name}: expected one of: {known}; given {shown(thing)}")
-
-    def near(self, text: str) -> str | None:
-        """Return a hint if `text` resembles a known word: no model has the text as its id, and
-        looking it up takes long; else None."""
-        if "/" in text or Path(text).exists():
-            return None
-        words = {_letters(word): word for loader in self._loaders for word in loader.words}
-        close = difflib.get_close_matches(_letters(text), words, 1, 0.8)
-        return f"did you mean {words[close[0]]}?" if close else None
-
-
-def _letters(word: str) -> str:
-    # Text for comparison: without capitals, hyphens, spaces and text after a colon.
-    return re.sub(r"[^a-z]", "", word.lower().partition(":")[0])
-
-
-def _require_loader(loader: Any) -> None:
-    """Refuse an object without the form of a `Loader`."""
-    name = type(loader).__name__
-    if isinstance(loader, type):
-        raise TypeError(f"loader: expected an object, given the class {loader.__name__}")
-    expects, words, gives = (getattr(loader, x, None) for x in ("expects", "words", "gives"))
-    if not isinstance(expects, str) or not expects:
-        raise TypeError(f"{name}.expects: expected what it loads in words, given {shown(expects)}")
-    if not isinstance(words, tuple) or not all(isinstance(x, str) and _letters(x) for x in words):
-        raise TypeError(f"{name}.words: expected a tuple of words, given {shown(words)}")
-    if not isinstance(gives, tuple) or not gives or not all(isinstance(x, type) for x in gives):
-        raise TypeError(f"{name}.gives: expected a tuple of types, given {shown(gives)}")
-    for method, count in (("matches", 1), ("load", 2)):
-        try:
-            inspect.signature(getattr(loader, method)).bind(*[None] * count)
-        except (AttributeError, TypeError) as error:
-            raise TypeError(
-                f"{name}: expected a method {method} of {count} arguments: {error}"
-            ) from error
-    for stranger in (None, 0, object(), object):
-        answer = loader.matches(stranger)
-        if answer is not False:
-            raise ValueError(
-                f"{name}.matches: expected False of {shown(stranger)}, given {shown(answer)}"
-            )
-
-
-ELEMENTS = Registry()
-
-
-@dataclass(slots=True)
-class Kind:
-    """A kind of elements, with the attributes and methods of a `Loader`."""
-
-    expects: str
-    gives: tuple[type, ...]
-    matches: Callable[[object], bool]
-    load: Callable[[Any, Options], Any]
-    words: tuple[str, ...] = ()
-
-
-def _load_path(element: str | Path, options: Options) -> Any:
+def load_path(element: str | Path, options: Options) -> Any:
+    """Return the level of a model id, or of the directory or GGUF file of a model."""
     name, device = options.name, arguments.device("device", options.device)
-    near = ELEMENTS.near(element) if isinstance(element, str) else None
-    if near is not None:
-        raise ValueError(f"{name}: expected a model or a drafter's word, given {element!r}; {near}")
     with found(name, element) as source:
         if source.is_adapter and options.pack:
             raise ValueError(
@@ -488,7 +364,7 @@ def _load_path(element: str | Path, options: Options) -> Any:
             # A target's logits must not depend on the width of a pass, or its text would.
             if options.above or getattr(level, "varies", None) == ():
                 return level
-    return _load_model(load_model(element, options.dtype, device, name=name), options)
+    return level_for(load_model(element, options.dtype, device, name=name), options)
 
 
 def _has_bfloat16(source: Source, device: torch.device | None) -> bool:
@@ -499,8 +375,8 @@ def _has_bfloat16(source: Source, device: torch.device | None) -> bool:
     return half and processor.multiplies_bfloat16()
 
 
-def _load_users_level(level: base.Level, options: Options) -> base.Level:
-    # The operators must be able to read its logits.
+def require_level(level: base.Level, options: Options) -> base.Level:
+    """Return a level whose logits the operators can read; refuse others."""
     name = f"{options.name}, {getattr(level, 'name', type(level).__name__)}"
     size = arguments.integer(f"{name}: vocab_size", level.vocab_size)
     if not 1 <= size <= arguments.SIZE_MAX:
@@ -511,7 +387,8 @@ def _load_users_level(level: base.Level, options: Options) -> base.Level:
     return level
 
 
-def _load_model(model: Any, options: Options) -> Any:
+def level_for(model: Any, options: Options) -> Any:
+    """Return the level of a model of `transformers`."""
     kind = level_class(model)
     if is_encoder_decoder(model):
         return kind(model)
@@ -526,26 +403,3 @@ def _load_model(model: Any, options: Options) -> Any:
         with contextlib.suppress(ValueError, RuntimeError):  # adapters, or oneDNN fails to pack
             return level(True)
     return level(False)
-
-
-for _kind in (
-    Kind(
-        "a Hugging Face causal model",
-        (ModelLevel,),
-        lambda thing: isinstance(thing, torch.nn.Module) and hasattr(thing, "config"),
-        _load_model,
-    ),
-    Kind(
-        "an object with vocab_size, prefill, forward and rollback",
-        (base.Level,),
-        lambda thing: isinstance(thing, base.Level) and not isinstance(thing, type),
-        _load_users_level,
-    ),
-    Kind(
-        "a model id, or the directory or GGUF file of a model",
-        (ModelLevel,),
-        lambda thing: isinstance(thing, str | Path),
-        _load_path,
-    ),
-):
-    ELEMENTS.register(_kind)

@@ -24,9 +24,9 @@ import torch
 from .. import arguments, progress
 from ..arguments import Switch
 from ..chain import Chain
-from ..drafters import Context, Drafter, DraftModel, elements, is_drafter
+from ..drafters import Context, Drafter, DraftModel, elements, is_drafter, resolve
 from ..drafters.checkpoint import head_of
-from ..levels import ELEMENTS, InputBlock, Level, Options, PromptBatch, batched
+from ..levels import InputBlock, Level, Options, PromptBatch, batched
 from ..levels.base import id_map_of
 from ..levels.sources import is_copy, original
 from ..sampling import Sampling, processed_scores
@@ -190,7 +190,7 @@ class Loader:
 
     def part(self, thing: Any, name: str, above: Sequence[Any]) -> Part:
         """Load an element."""
-        thing = ELEMENTS.resolve(thing, Options(name, above, pack=self.pack))
+        thing = resolve(thing, Options(name, above, pack=self.pack))
         named = str(getattr(thing, "name", type(thing).__name__))
         return Part(thing, named, not is_drafter(thing))
 

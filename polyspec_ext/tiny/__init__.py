@@ -129,7 +129,8 @@ def levels(
             processor has products of it. A draft's dtype affects speed only, never exactness.
         pack: as for `Chain`.
     """
-    from ..levels import ELEMENTS, Options
+    from ..drafters import resolve
+    from ..levels import Options
 
     arguments.switch("pack", pack)
     dtype = arguments.loaded_dtype("dtype", dtype)
@@ -141,7 +142,7 @@ def levels(
         kind = dtype if dtype or draft else torch.float32
         with progress.loading(shown=False):  # too short for a progress bar
             options = Options(name, (), kind, device, pack)
-            loaded[name] = ELEMENTS.resolve(path(name), options)
+            loaded[name] = resolve(path(name), options)
     return loaded
 
 

@@ -476,7 +476,8 @@ def test_texts_are_to_be_read_by_a_tokenizer() -> None:
     ("word", "meant"),
     [("promptlookup", "prompt-lookup"), ("Prompt_Lookup", "prompt-lookup"), ("sufix", "suffix"),
      ("n-gram", "ngram"), ("ngrams", "ngram"), ("early-exit", "early-exit:K"), ("eagle", "eagle:"),
-     ("earlyexit:2", "early-exit:K"), ("early-exit:two", "early-exit:K"), ("eagle:", "eagle:")],
+     ("earlyexit:2", "early-exit:K"), ("early-exit:two", "early-exit:K"), ("eagle:", "eagle:"),
+     ("w8", "w4"), ("trim:x:DIR", "trim:N:MODEL"), ("path:3:DIR", "paths:K:MODEL")],
 )  # fmt: skip
 def test_a_word_near_a_drafters_is_told_before_the_network_is_asked(
     word, meant, monkeypatch

@@ -1,9 +1,8 @@
-"""What an element of a chain stands for, and what a loader must have to be registered."""
+"""What an element of a chain stands for."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,62 +13,7 @@ from toy import ToyLevel
 
 import polyspec_ext as ps
 from polyspec_ext import progress
-from polyspec_ext.levels import ELEMENTS, Level, Loader, Options, Registry, tokenizer_at
-
-
-class Table(Loader):
-    """A toy level, by "table:" and the seed of its table."""
-
-    expects = "'table:' and a seed"
-    gives = (Level,)
-    words = ("'table:' and a seed",)
-
-    def matches(self, thing: object) -> bool:
-        return isinstance(thing, str) and thing.startswith("table:")
-
-    def load(self, thing: str, options: Options) -> Any:
-        seed = thing.partition(":")[2]
-        return ToyLevel(5, int(seed)) if seed.isdigit() else seed
-
-
-@pytest.fixture
-def table() -> Iterator[Table]:
-    loader = Table()
-    ELEMENTS.register(loader)
-    yield loader
-    ELEMENTS.remove(loader)
-
-
-@pytest.mark.usefixtures("table")
-def test_a_chain_of_a_kind_of_ones_own() -> None:
-    own = ps.Chain(["table:1", "table:2"], [2]).generate([1, 3], 20)
-    plain = ps.Chain([ToyLevel(5, 1)]).generate([1, 3], 20)
-    assert own.sequences.equal(plain.sequences)
-
-
-@pytest.mark.usefixtures("table")
-def test_a_plan_of_a_kind_of_ones_own() -> None:
-    assert "toy 1" in str(ps.plan(["table:1", "suffix"], [1, 3], 8, seconds=2))
-
-
-@pytest.mark.usefixtures("table")
-def test_what_a_loader_returned_is_checked() -> None:
-    with pytest.raises(TypeError, match=r"^levels\[0\]: expected Table.load to return Level"):
-        ps.Chain(["table:no"])
-    with pytest.raises(ValueError, match="did you mean 'table:' and a seed"):
-        ps.Chain(["tabel:1"])
-
-
-def test_what_is_registered_last_is_asked_first(table: Table) -> None:
-    class Other(Table):
-        def load(self, thing: str, options: Options) -> Any:
-            return ToyLevel(7, 1)
-
-    other = Other()
-    ELEMENTS.register(other)
-    assert ps.Chain(["table:1"]).vocab_sizes == [7]
-    ELEMENTS.remove(other)
-    assert ps.Chain(["table:1"]).vocab_sizes == [5]
+from polyspec_ext.levels import tokenizer_at
 
 
 @pytest.mark.parametrize("thing", [None, 3, object(), ToyLevel, b"w4", {"model": 1}])
@@ -88,36 +32,6 @@ def test_what_stands_for_a_level(tmp_path: Path) -> None:
     given = [model, ps.Level(model), str(tmp_path), tmp_path, ps.DraftModel(ps.Level(model))]
     texts = [ps.Chain([thing]).generate([1, 2, 3], 12).sequences for thing in given]
     assert all(text.equal(texts[0]) for text in texts)
-
-
-class Wrong(Table):
-    def __init__(self, **attributes: Any) -> None:
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
-@pytest.mark.parametrize(
-    ("attributes", "error", "text"),
-    [
-        ({"expects": ""}, TypeError, r"Wrong.expects: expected what it loads"),
-        ({"gives": Level}, TypeError, r"Wrong.gives: expected a tuple of types"),
-        ({"gives": ()}, TypeError, r"Wrong.gives: expected a tuple of types"),
-        ({"words": ["table"]}, TypeError, r"Wrong.words: expected a tuple of words"),
-        ({"words": ("4:",)}, TypeError, r"Wrong.words: expected a tuple of words"),
-        ({"load": lambda thing: thing}, TypeError, "Wrong: expected a method load of 2 arguments"),
-        ({"matches": None}, TypeError, "Wrong: expected a method matches of 1 arguments"),
-        ({"matches": lambda thing: True}, ValueError, "Wrong.matches: expected False of None"),
-        ({"matches": lambda thing: 0}, ValueError, "Wrong.matches: expected False of None"),
-    ],
-)
-def test_conformance(attributes: dict[str, Any], error: type[Exception], text: str) -> None:
-    registry = Registry()
-    registry.register(Table())
-    with pytest.raises(error, match=f"^{text}"):
-        registry.register(Wrong(**attributes))
-    with pytest.raises(TypeError, match="expected an object, given the class Table"):
-        registry.register(Table)  # type: ignore[arg-type]
-    assert registry.resolve("table:1", Options()).vocab_size == 5
 
 
 def test_special_tokens_alone_are_no_tokenizer(tmp_path: Path) -> None:
