@@ -9,11 +9,11 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from .. import columns
+from .. import columns, progress
 from ..chat import chat_prompt, has_template
 from ..files import replace_text
 from ..outputs import Answer
@@ -30,6 +30,7 @@ COMMANDS = {
     "/quit": "end, as Ctrl-D does",
 }
 HINT = "/help lists the commands, /quit ends; Ctrl-C ends an answer, twice at once"
+_LONG = 256  # tokens of a prompt that takes a while
 _PASTE = ("\x1b[200~", "\x1b[201~")  # sent by terminals around pasted text
 _PASTES = ("\x1b[?2004h", "\x1b[?2004l")  # switch it on, and off
 
@@ -165,9 +166,12 @@ def _print(args: argparse.Namespace, answer: Answer, drawn: bool, colours: Colou
     if args.verbose:
         show_prompt(answer.prompt)
     ending = ""
+    count = len(answer.prompt.input_ids)
+    sign = f"reading a prompt of {count} tokens; Ctrl-C ends it" if count > _LONG else ""
     try:
-        with _between_rounds() as interrupts:
+        with _between_rounds(answer) as interrupts, _shown(sign) as erase:
             for piece in answer:
+                erase()
                 shown = piece if colours is None else colours(piece, len(answer.tokens) - 1)
                 print(shown, end="", flush=True)
                 if interrupts:
@@ -200,13 +204,30 @@ def _figures(stats: Stats) -> str:
 
 
 @contextlib.contextmanager
-def _between_rounds() -> Iterator[list[int]]:
+def _shown(sign: str) -> Iterator[Callable[[], None]]:
+    """Show a line on a terminal until the yielded function is called, or the context ends."""
+    waiting = [sign] if sign and progress.on_terminal() else []
+    for line in waiting:
+        print(line, end="", file=sys.stderr, flush=True)
+
+    def erase() -> None:
+        while waiting:
+            print("\r" + " " * len(waiting.pop()) + "\r", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield erase
+    finally:
+        erase()
+
+
+@contextlib.contextmanager
+def _between_rounds(answer: Answer) -> Iterator[list[int]]:
     """Record Ctrl-C in the yielded list, so that the round is completed and its caches stay
-    consistent. A second Ctrl-C interrupts."""
+    consistent. A second Ctrl-C interrupts, and so does the first while the prompt is read."""
     interrupts: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        if interrupts:
+        if interrupts or not answer.tokens:
             signal.default_int_handler(number, frame)
         interrupts.append(number)
 

@@ -78,6 +78,8 @@ def add_command(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan a chain and print the report."""
+    if args.save is not None and (args.save.is_dir() or not args.save.absolute().parent.is_dir()):
+        raise ValueError(f"save: expected a file in a folder that exists, given {args.save}")
     if args.measure_again:
         default_store().clear()
     if args.target is None and args.draft:
@@ -116,9 +118,11 @@ def run(args: argparse.Namespace) -> int:
             replace(item, word=item.word or str(tiny.path(item.name))) for item in planned.parts
         ]
     if args.json:
-        print(json.dumps({**planned.to_dict(), "load": {"before": load}}, indent=1))
+        measured = {"questions": questions, "load": {"before": load}}
+        print(json.dumps({**planned.to_dict(), **measured}, indent=1))
     else:
-        print(f"{planned.report(args.verbose)}\n\n{columns.wrapped(processor.load_line(load))}")
+        print(f"{planned.report(args.verbose)}\n\n{columns.wrapped(_measured(args, questions))}")
+        print(columns.wrapped(processor.load_line(load)))
         if not args.verbose:
             print("\n--verbose shows the measurements")
     if args.save is not None:  # after the report: a full folder does not lose it
@@ -126,6 +130,16 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print(f"\n{_command(args, planned)}")
     return 0
+
+
+def _measured(args: argparse.Namespace, questions: list[str]) -> str:
+    shown = [f"{' '.join(text.split()):.40}" for text in questions]
+    if args.prompt:
+        return f"Measured on {len(shown)} prompts: {'; '.join(shown)}"
+    return (
+        f"Measured on {len(shown)} built-in questions, since no prompt was named: "
+        f"{'; '.join(shown)}. Other prompts may need another chain."
+    )
 
 
 def _command(args: argparse.Namespace, planned: Plan) -> str:

@@ -99,6 +99,46 @@ def test_escape_stops_an_answer(tab: browser.Page, served: Served) -> None:
     wait_for(lambda: served.server.running == 0)
 
 
+def begin_endless(tab: browser.Page) -> None:
+    tab.evaluate("document.getElementById('limit').value = 1500")
+    tab.evaluate("document.getElementById('temperature').value = 2")
+    tab.call("Input.insertText", text=tiny.QUESTIONS[3])
+    tab.press("Enter", 13, "\r")
+    tab.wait_for("state.runs.length && state.runs[0].count > 5")
+
+
+def test_who_scrolls_up_stays_there_and_a_new_conversation_forgets_the_answer(tab) -> None:
+    tab.evaluate("for (let i = 0; i < 99; i += 1) add($('talk'), 'div', 'figures', 'x')")
+    begin_endless(tab)
+    assert tab.evaluate("atEnd()")
+    tab.evaluate("document.getElementById('talk').scrollTop = 7")
+    count = tab.evaluate("state.runs[0].count")
+    tab.wait_for(f"state.runs[0].count > {count + 9}")
+    assert tab.evaluate("document.getElementById('talk').scrollTop") == 7
+    tab.evaluate("document.getElementById('new').click()")
+    tab.wait_for("state.abort === null")
+    assert (
+        tab.evaluate("state.messages.length + document.getElementById('talk').childElementCount")
+        == 0
+    )
+
+
+def test_an_answer_that_is_cut_says_so(tab: browser.Page) -> None:
+    tab.evaluate("document.getElementById('temperature').value = 0")
+    tab.evaluate("document.getElementById('limit').value = 4")
+    ask(tab, tiny.QUESTIONS[0], 1)
+    assert "cut off at 4 tokens" in tab.evaluate("document.querySelector('.answer').innerText")
+
+
+def test_a_phone_shows_the_message_and_stop(tab: browser.Page) -> None:
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    tab.call("Emulation.setDeviceMetricsOverride", **size)
+    for name in ("text", "stop"):
+        box = f"document.getElementById('{name}').getBoundingClientRect()"
+        assert 0 < tab.evaluate(f"{box}.top") < tab.evaluate(f"{box}.bottom") <= 844
+    tab.call("Emulation.clearDeviceMetricsOverride")
+
+
 def test_light_and_dark(tab: browser.Page) -> None:
     found = []
     for scheme in ("light", "dark"):

@@ -399,7 +399,7 @@ def test_pasted_lines_are_one_message(before: str, tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_an_answer_and_not_the_conversation(capsys, monkeypatch, instruct) -> None:
     """Keep answers in the conversation, and no question without an answer."""
-    stops = iter([(3, 1), (0, 2), (100, 0)])
+    stops = iter([(3, 1), (0, 1), (100, 0)])  # the second while the prompt is read
     cached: list[tuple[int, int]] = []
 
     class Interrupted(ps.Stream):
@@ -423,6 +423,13 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(capsys, monkeypatch, ins
     assert (none, some) == (0, first + 3)  # the last token has not been read
     assert after == some  # the second was interrupted in its first round
     assert f"prompt of {third} tokens, {third - after} read" in shown
+
+
+def test_a_long_prompt_is_read_with_a_sign(capsys, monkeypatch, instruct) -> None:
+    monkeypatch.setattr("polyspec_ext.progress.on_terminal", lambda: True)
+    words = ("--target", instruct, *SHORT)
+    sign = re.compile(r"reading a prompt of \d+ tokens; Ctrl-C ends it\r {42,}\r")
+    assert len(sign.findall(talk(capsys, monkeypatch, f"Hi\n{'a b ' * 400}\n", *words)[1])) == 1
 
 
 def test_ctrl_c_between_answers_says_how_to_end(capsys, monkeypatch) -> None:

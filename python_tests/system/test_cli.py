@@ -11,7 +11,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -378,3 +379,38 @@ def test_every_help_renders(capsys, monkeypatch, columns) -> None:
         text = capsys.readouterr().out
         assert text.startswith(f"usage: {parser.prog}")
         assert "%" not in text
+
+
+class Planned:
+    """A plan that nothing was measured for."""
+
+    parts: ClassVar[list[Any]] = []
+    recommended = SimpleNamespace(windows=[3], rounds=[], tail=0, rule="token")
+
+    def report(self, verbose: bool) -> str:
+        return "table"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"chains": []}
+
+    def sources(self) -> list[str]:
+        return ["t", "d"]
+
+
+def test_a_plan_says_which_questions_it_measured(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("polyspec_ext.cli.plan.plan", lambda *args, **options: Planned())
+    words = ("plan", "--target", str(tiny.path("target")), "--only")
+    out = " ".join(call(capsys, *words)[1].split())
+    assert "Measured on 6 built-in questions, since no prompt was named: " in out
+    assert all(question[:20] in out for question in tiny.QUESTIONS[:6])
+    out = call(capsys, *words, "First", "Second\nline")[1]
+    assert "Measured on 2 prompts: First; Second line\n" in out
+    assert json.loads(call(capsys, *words, "First", "--json")[1])["questions"] == ["First"]
+
+
+def test_a_plan_is_not_measured_for_a_file_that_cannot_be(capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("polyspec_ext.cli.plan.plan", lambda *args, **options: 1 / 0)
+    for place in (tmp_path / "none" / "chain.json", tmp_path):
+        status, out, err = call(capsys, "plan", "--save", str(place))
+        assert (status, out) == (2, "")
+        assert err == f"error: --save: expected a file in a folder that exists, given {place}\n"
