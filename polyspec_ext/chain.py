@@ -225,6 +225,7 @@ class Chain:
         self.levels = models  # the levels that verify; the target is levels[0]
         self.names = names
         self.policy = policy
+        self._said: set[str] = set()  # warnings
         self._wants_graphs, self._sync_each_step = graphs, sync_each_step
         self._idle()
 
@@ -374,6 +375,7 @@ class Chain:
             TypeError, ValueError: as for `generate`; several prompts.
         """
         inputs.refuse(self.stream, others)
+        self._note_file(input_ids)
         ids, mask = inputs.unwrapped("input_ids", input_ids)
         prompts = inputs.prompts(
             "input_ids", inputs.rows_of("input_ids", ids), self.vocab_sizes[0], mask
@@ -387,6 +389,58 @@ class Chain:
         request = max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
         return Stream(self.batch(prompts, *request, rules=rules, cache_prompt=cache_prompt), reader)
 
+    def text_options(
+        self,
+        temperature: Floats | None = None,
+        top_k: Ints | None = None,
+        top_p: Floats | None = None,
+        min_p: Floats | None = None,
+        rules: Rules = None,
+        *,
+        default_temperature: float = 0.0,
+    ) -> dict[str, Any]:
+        """Return the sampling parameters and rules of a text or chat, as arguments of `generate`:
+        of the call, else of the target's generation_config.json, else `default_temperature` and no
+        filters. The file sets temperature, top_k, top_p, min_p and repetition_penalty; its
+        temperature is 1 with do_sample alone, and `default_temperature` without do_sample. Warns
+        once of other fields that change texts.
+
+        Args:
+            temperature ... min_p, rules: as for `generate`; None is not given. A rule without a
+                repetition_penalty has the file's.
+        """
+        file = dict(getattr(self.levels[0], "generation_config", {}))
+        of_file = {"temperature": default_temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        if file.pop("do_sample", False):
+            of_file["temperature"] = file.get("temperature", 1.0)
+        file.pop("temperature", None)
+        of_file |= {name: file.pop(name) for name in ("top_k", "top_p", "min_p") if name in file}
+        penalty = file.pop("repetition_penalty", None)
+        self._say_once("texts and chats do not follow {} of its generation_config.json", file)
+        of_call = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        given = {name: value for name, value in of_call.items() if value is not None}
+        if penalty is not None:
+            from .rules import with_penalty
+
+            rules = with_penalty(rules, penalty)
+        return {**of_file, **given, "rules": rules}
+
+    def _note_file(self, ids: object) -> None:
+        """Say once that calls with ids of a caller do not follow the target's file."""
+        if not isinstance(ids, inputs.Prompts):
+            file = getattr(self.levels[0], "generation_config", {})
+            self._say_once(
+                "its generation_config.json has {}, which generate_text and chat follow; calls "
+                "with ids follow their arguments alone",
+                file,
+            )
+
+    def _say_once(self, text: str, fields: Mapping[str, Any]) -> None:
+        if fields and text not in self._said:
+            self._said.add(text)
+            shown = ", ".join(f"{name}={value!r:.40}" for name, value in fields.items())
+            warnings.warn(f"{self.names[0]}: {text.format(shown)}", stacklevel=4)
+
     def _readers(self, stop: Any, count: int) -> list[StopStrings | None]:
         stops = arguments.strings("stop", stop)
         if not stops:
@@ -397,10 +451,10 @@ class Chain:
         self,
         messages: Sequence[Mapping[str, Any]],
         max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
         seed: int | None = None,
         eos_token_id: int | Sequence[int] | None = None,
         *,
@@ -419,7 +473,9 @@ class Chain:
         Args:
             messages: the oldest first, each a mapping with "role", "content" and other fields, as
                 for `chat.chat_text`.
-            max_new_tokens ... eos_token_id, rules, cache_prompt: as for `stream`. Without
+            temperature ... min_p, rules: as for `generate`; what is not given is of the target's
+                generation_config.json, if any, else greedy (`text_options`).
+            max_new_tokens, seed, eos_token_id, cache_prompt: as for `stream`. Without
                 `eos_token_id`, the tokenizer's EOS id ends the answer as well.
             stop: strings that end the answer; the answer excludes them.
             system: a system prompt before the messages.
@@ -440,10 +496,10 @@ class Chain:
         fitted = fitted_prompt(tokenizer, messages, system, limit, context)
         if eos_token_id is None:
             eos_token_id = ends_of_turn(tokenizer, self.levels[0])
-        request = fitted.limit, temperature, top_k, top_p, min_p, seed, eos_token_id
-        stream = self.stream(
-            fitted.prompt.input_ids, *request, rules=rules, stop=stop, cache_prompt=cache_prompt
-        )
+        request: dict[str, Any] = self.text_options(temperature, top_k, top_p, min_p, rules)
+        request |= {"max_new_tokens": fitted.limit, "seed": seed, "eos_token_id": eos_token_id}
+        prompts = inputs.Prompts([fitted.prompt.input_ids])
+        stream = self.stream(prompts, **request, stop=stop, cache_prompt=cache_prompt)
         return Answer(tokenizer, fitted, stream, arguments.strings("stop", stop))
 
     def batch(
@@ -621,6 +677,7 @@ class Chain:
                 level and position. The chain stays usable.
         """
         inputs.refuse(self.generate, others)
+        self._note_file(input_ids)
         ids, attention_mask = inputs.unwrapped("input_ids", input_ids, attention_mask)
         id_rows = inputs.rows_of("input_ids", ids)
         prompts = inputs.prompts("input_ids", id_rows, self.vocab_sizes[0], attention_mask)
@@ -687,10 +744,10 @@ class Chain:
         self,
         prompt: str | Sequence[str],
         max_new_tokens: Ints = 256,
-        temperature: Floats = 0.0,
-        top_k: Ints = 0,
-        top_p: Floats = 1.0,
-        min_p: Floats = 0.0,
+        temperature: Floats | None = None,
+        top_k: Ints | None = None,
+        top_p: Floats | None = None,
+        min_p: Floats | None = None,
         seed: Ints | None = None,
         eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
@@ -706,7 +763,9 @@ class Chain:
 
         Args:
             prompt: read through the chat template of the target's tokenizer, if it has a template.
-            max_new_tokens ... eos_token_id, rules, stop, n, logprobs: as for `generate`.
+            temperature ... min_p, rules: as for `generate`; what is not given is of the target's
+                generation_config.json, if any, else greedy (`text_options`).
+            max_new_tokens, seed, eos_token_id, stop, n, logprobs: as for `generate`.
             system: a system prompt for the template.
             raw: leave out the template, and continue the text itself.
 
@@ -718,9 +777,10 @@ class Chain:
         texts = arguments.strings("prompt", prompt)
         if eos_token_id is None and not raw and has_template(tokenizer):
             eos_token_id = ends_of_turn(tokenizer, self.levels[0])
-        request = max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
+        request: dict[str, Any] = self.text_options(temperature, top_k, top_p, min_p, rules)
+        request |= {"max_new_tokens": max_new_tokens, "seed": seed, "eos_token_id": eos_token_id}
         prompts = [prompt_of_text(tokenizer, text, system, raw).input_ids for text in texts]
-        return self.generate(prompts, *request, rules=rules, stop=stop, n=n, logprobs=logprobs)
+        return self.generate(inputs.Prompts(prompts), **request, stop=stop, n=n, logprobs=logprobs)
 
 
 def _graphs(graphs: bool | Graphs | None, devices: set[torch.device]) -> Graphs | None:

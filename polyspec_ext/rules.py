@@ -26,7 +26,8 @@ class LogitsRules:
 
     Args:
         repetition_penalty: in [0.01, 100]; 1 is off. Positive logits of the tokens of prompt and
-            text are divided by it, negative logits multiplied (as in transformers).
+            text are divided by it, negative logits multiplied (as in transformers). None: off, and
+            in texts and chats the penalty of the model's own file (`Chain.text_options`).
         presence_penalty: in [-2, 2]; subtracted from the logits of tokens of the text, without
             the prompt (as in OpenAI's interface, like `frequency_penalty`).
         frequency_penalty: in [-2, 2]; subtracted once for each occurrence in the text.
@@ -41,7 +42,7 @@ class LogitsRules:
         TypeError, ValueError: begins with the parameter's name.
     """
 
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
@@ -55,7 +56,9 @@ class LogitsRules:
             ("presence_penalty", -2.0, 2.0),
             ("frequency_penalty", -2.0, 2.0),
         ):
-            object.__setattr__(self, name, arguments.between(name, getattr(self, name), low, high))
+            value = getattr(self, name)
+            if value is not None or name != "repetition_penalty":
+                object.__setattr__(self, name, arguments.between(name, value, low, high))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "bad_words", _words(self.bad_words))
         least = arguments.integer("min_new_tokens", self.min_new_tokens)
@@ -68,7 +71,8 @@ class LogitsRules:
     @property
     def changes(self) -> bool:
         """Whether any rule is set."""
-        return self != LogitsRules()
+        off = None if self.repetition_penalty == 1 else self.repetition_penalty
+        return replace(self, repetition_penalty=off) != LogitsRules()
 
     def for_request(
         self, prompt_length: int, eos: Collection[int], vocab_size: int
@@ -99,6 +103,7 @@ class RowRules:
         for word in rules.bad_words:
             arguments.require_ids("bad_words", word, vocab_size)
         self._rules, self._prompt_length, self._vocab_size = rules, prompt_length, vocab_size
+        self._repeats = 1.0 if rules.repetition_penalty is None else rules.repetition_penalty
         self._matcher = None
         if rules.grammar is not None:
             self._matcher = rules.grammar.for_request(prompt_length, eos)
@@ -148,7 +153,7 @@ class RowRules:
         """Penalise tokens of the text before each row, `first` tokens for the first row. Only the
         logits of the text's tokens are read and written."""
         rules, count = self._rules, len(scores)
-        repeats = rules.repetition_penalty
+        repeats = self._repeats
         counts = rules.frequency_penalty != 0 or rules.presence_penalty != 0
         begin = 0 if repeats != 1 else self._prompt_length
         if (repeats == 1 and not counts) or begin >= len(prefix):
@@ -211,3 +216,14 @@ def _words(value: Any) -> tuple[tuple[int, ...], ...]:
             raise ValueError(f"{expected}, at least 1 in each, given an empty sequence")
         checked.append(tuple(arguments.integers("bad_words", ids)))
     return tuple(checked)
+
+
+def with_penalty(rules: Any, penalty: float) -> Any:
+    """Return rules, of all rows or of each row, with `penalty` where they have no
+    repetition_penalty."""
+    rows = None if rules is None else arguments.entries("rules", rules)
+    if rows is not None:
+        return [with_penalty(row, penalty) for row in rows]
+    rules = LogitsRules() if rules is None else rules
+    known = not isinstance(rules, LogitsRules) or rules.repetition_penalty is not None
+    return rules if known else replace(rules, repetition_penalty=penalty)

@@ -19,7 +19,17 @@ from ..files import replace_text
 from ..outputs import Answer
 from ..stats import Stats
 from . import options
-from .generate import SHIPPED, Colours, build_chain, sampling_of, show_prompt, speed, tokenizer_of
+from .generate import (
+    SHIPPED,
+    Colours,
+    build_chain,
+    followed,
+    samples,
+    sampling_of,
+    show_prompt,
+    speed,
+    tokenizer_of,
+)
 
 COMMANDS = {
     "/help": "list these commands",
@@ -65,6 +75,7 @@ class Conversation:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args, self._request = args, sampling_of(args, 1)
         self.chain = build_chain(args)
+        self._request = followed(self.chain, self._request)
         self._tokenizer = tokenizer_of(args)
         if not has_template(self._tokenizer):
             raise ValueError(
@@ -118,7 +129,7 @@ class Conversation:
         if self._asked is None:
             _note("error: /retry: expected a question before it, given none")
             return
-        if not any(self._args.temperature):
+        if not samples(self._request):
             _note("at temperature 0 every answer is the same; --temperature T lets them differ")
         answered = [message["content"] for message in self.messages[-2:-1]] == [self._asked]
         self._answer(self._asked, self.messages[:-2] if answered else self.messages, None)
@@ -153,7 +164,7 @@ class Conversation:
                     f"{answer.left_out // 2} of the turns, which are left out"
                 )
             shown = Colours(self.chain, answer.stream.batch) if self._args.show_levels else None
-            _print(self._args, answer, seed is None, shown)
+            _print(self._args, answer, seed is None and samples(self._request), shown)
         except (ValueError, RuntimeError) as error:
             _note(f"error: {error}")
             return
@@ -186,7 +197,7 @@ def _print(args: argparse.Namespace, answer: Answer, drawn: bool, colours: Colou
     if answer.tokens:
         stats = answer.stats
         lines.append(stats.table() if args.stats else _figures(stats))
-        if drawn and any(args.temperature):
+        if drawn:
             lines.append(f"--seed {answer.seeds[0]}")
     _note("\n".join(filter(None, [*lines, ending])))
 

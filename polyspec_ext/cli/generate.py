@@ -18,6 +18,7 @@ from .. import columns, tiny
 from ..chain import Chain
 from ..chat import ChatPrompt, StopStrings, ends_of_turn, has_template, prompt_of_text
 from ..files import ChainFile
+from ..inputs import Prompts
 from ..levels import tokenizer_at
 from ..levels.sources import model_source, original
 from ..outputs import Output
@@ -51,12 +52,25 @@ def sampling_of(args: argparse.Namespace, count: int, n: int = 1) -> dict[str, A
             )
     of_rules = [(params.pop(name) * count)[:count] for name in penalties]
     rules = list(zip(*of_rules, strict=True))
-    if set(rules) != {(1.0, 0.0, 0.0)}:  # else all are off
+    if set(rules) != {(None, 0.0, 0.0)}:  # else all are off
         from ..rules import LogitsRules
 
         params["rules"] = [LogitsRules(*values) for values in rules]
     request = {name: values if len(values) > 1 else values[0] for name, values in params.items()}
     return {**request, "stop": args.stop}
+
+
+def followed(chain: Chain, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the request with what the target's generation_config.json says of what is not given
+    (`Chain.text_options`)."""
+    names = ("temperature", "top_k", "top_p", "min_p", "rules")
+    return request | chain.text_options(**{name: request.get(name) for name in names})
+
+
+def samples(request: dict[str, Any]) -> bool:
+    """Return whether the texts of a request of `followed` are drawn."""
+    temperature = request["temperature"]
+    return any(temperature) if isinstance(temperature, list) else bool(temperature)
 
 
 def build_chain(args: argparse.Namespace) -> Chain:
@@ -120,7 +134,7 @@ def planned_chain(args: argparse.Namespace, prompts: list[list[int]]) -> Chain:
         sources,
         prompts,
         max(_PLANNED, *args.max_new_tokens),
-        args.temperature[0],
+        args.temperature[0] or 0.0,
         pack=SWITCHES[args.pack],
         consider=True,
         batch=len(prompts),
@@ -248,13 +262,14 @@ def run(args: argparse.Namespace) -> int:
         chain = planned_chain(args, [prompt.input_ids for prompt in prompts])
     if not args.raw and has_template(tokenizer):
         request["eos_token_id"] = ends_of_turn(tokenizer, chain.levels[0])
+    request = followed(chain, request)
     if args.verbose:
         print(chain, file=sys.stderr)
         for prompt in prompts:
             show_prompt(prompt)
-    ids = [prompt.input_ids for prompt in prompts]
+    ids = Prompts(prompt.input_ids for prompt in prompts)
     if len(ids) == args.n == 1 and not args.json:
-        stream = chain.stream(ids[0], **request)
+        stream = chain.stream(ids, **request)
         if args.show_levels:
             colours = Colours(chain, stream.batch)
             print_text(stream, tokenizer, args.stop or (), colours)
@@ -278,7 +293,7 @@ def run(args: argparse.Namespace) -> int:
     if args.target is None:
         print(columns.wrapped(SHIPPED), file=sys.stderr)
     print(stats.table() if args.stats else summary(stats), file=sys.stderr)
-    if args.seed == [None] and any(args.temperature):  # to sample the same text again
+    if args.seed == [None] and samples(request):  # to sample the same text again
         print(f"--seed {','.join(map(str, seeds))}", file=sys.stderr)
     return 0
 

@@ -216,12 +216,18 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )
     for name, kind, default, metavar, meaning in (
         ("--max-new-tokens", COUNTS_OR_NONE, 256, "N,...", "never more than that"),
-        ("--temperature", TEMPERATURES, 0.0, "T,...", "0 is greedy"),
-        ("--top-k", COUNTS_OR_NONE, 0, "K,...", "0 is off"),
-        ("--top-p", SHARES, 1.0, "P,...", "1 is off"),
-        ("--min-p", SHARES, 0.0, "P,...", "0 is off"),
-        ("--seed", SEEDS, None, "S,...", "the same seed, the same text"),
-        ("--repetition-penalty", REPETITION, 1.0, "R,...", "of the prompt's tokens too; 1 is off"),
+        ("--temperature", TEMPERATURES, None, "T,...", "0 is greedy (default: the model's, or 0)"),
+        ("--top-k", COUNTS_OR_NONE, None, "K,...", "0 is off (default: the model's)"),
+        ("--top-p", SHARES, None, "P,...", "1 is off (default: the model's)"),
+        ("--min-p", SHARES, None, "P,...", "0 is off (default: the model's)"),
+        ("--seed", SEEDS, None, "S,...", "the same seed, the same text (default: a fresh one)"),
+        (
+            "--repetition-penalty",
+            REPETITION,
+            None,
+            "R,...",
+            "of the prompt's tokens too; 1 is off (default: the model's)",
+        ),
         ("--presence-penalty", PENALTIES, 0.0, "P,...", "of tokens that the text has; 0 is off"),
         ("--frequency-penalty", PENALTIES, 0.0, "F,...", "as often as it has them; 0 is off"),
     ):
@@ -231,7 +237,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
             type=read,
             default=[default],
             metavar=metavar,
-            help=f"{meaning} (default: {'a fresh one' if default is None else f'{default:g}'})",
+            help=meaning if default is None else f"{meaning} (default: {default:g})",
         )
     parser.add_argument(
         "--stop",

@@ -29,6 +29,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+# Fields of a generation_config.json that change texts, and the values that change none.
+_OF_TEXTS: dict[str, object] = {
+    "do_sample": False, "temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0,
+    "repetition_penalty": 1, "top_h": None, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0,
+    "encoder_repetition_penalty": 1, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
+    "bad_words_ids": None, "sequence_bias": None, "suppress_tokens": None,
+    "begin_suppress_tokens": None, "forced_bos_token_id": None, "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None, "min_length": 0, "min_new_tokens": 0,
+    "num_beams": 1, "guidance_scale": 1, "stop_strings": None,
+}  # fmt: skip
+
+
 class ModelLevel:
     """A model of `transformers` in eval mode, with logits that `verify` can read.
 
@@ -108,6 +120,17 @@ class ModelLevel:
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text, from the generation configuration."""
         return eos_ids(self.model)
+
+    @property
+    def generation_config(self) -> dict[str, Any]:
+        """What the model's generation_config.json says of texts but for their ends."""
+        config = getattr(self.model, "generation_config", None)
+        values = {name: getattr(config, name, None) for name in _OF_TEXTS}
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None and value is not False and value != _OF_TEXTS[name]
+        }
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """Load the tokenizer beside the model's weights, or None. Never asks the network."""

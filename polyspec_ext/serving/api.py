@@ -106,6 +106,7 @@ class Endpoint:
         self.model = Model(
             name,
             tokenizer,
+            chain.text_options,
             ends_of_turn(tokenizer, target),
             [token for token in getattr(target, "eos_token_ids", ()) if 0 <= token < vocab_size],
             min((length for length in lengths if length is not None), default=None),

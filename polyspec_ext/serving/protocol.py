@@ -103,6 +103,7 @@ class Model:
     Attributes:
         name: model name in the API.
         tokenizer: tokenizer of transformers.
+        text_options: `Chain.text_options`.
         ends: ids that end a chat answer (`chat.ends_of_turn`).
         eos: ids that end a completion.
         context: maximum tokens of prompt and answer; None: no limit.
@@ -113,6 +114,7 @@ class Model:
 
     name: str
     tokenizer: Any
+    text_options: Callable[..., dict[str, Any]]
     ends: Sequence[int]
     eos: Sequence[int]
     context: int | None = None
@@ -434,11 +436,11 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
     samples = fields.take("do_sample", arguments.flag, hot != 0)
     if hot is not None and samples != (hot != 0):
         raise ValueError(f"do_sample: expected {hot != 0} beside temperature {hot}: remove one")
-    options["temperature"] = (1.0 if hot is None else hot) if samples else 0.0
-    for name, usual in (("top_p", 1.0), ("min_p", 0.0)):
-        options[name] = fields.take(name, _number, usual)
+    given = {name: fields.take(name, _number, None) for name in ("top_p", "min_p")}
+    given["temperature"] = hot if samples else 0.0
     options["priority"] = fields.take("priority", _count(-(2**31), 2**31 - 1), 0)
-    options["top_k"] = max(0, fields.take("top_k", _count(-1, 2**31 - 1), 0))
+    top_k = fields.take("top_k", _count(-1, 2**31 - 1), None)
+    given["top_k"] = None if top_k is None else max(0, top_k)
     speculation: bool | int = True
     options["speculation"] = fields.take("speculation", _window, speculation)
     # The log-probability of a greedy token comes with its alternatives.
@@ -448,7 +450,8 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
         ends = []
     ends += fields.take("stop_token_ids", arguments.row_integers, [])
     options["eos_token_id"] = ends
-    options["rules"] = _rules(fields, model, wanted)
+    given["rules"] = _rules(fields, model, wanted)
+    options |= model.text_options(**given, default_temperature=1.0)
     seed = fields.take("seed", _count(-(2**63), arguments.SEED_MAX), None)
     seeds = [None] * count if seed is None else row_seeds(seed % (arguments.SEED_MAX + 1), count)
     limits = _limits(fields, model, wanted)

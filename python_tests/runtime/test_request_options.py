@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +19,11 @@ import toy_rows
 import toy_trees
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LogitsProcessorList
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LogitsProcessorList,
+)
 from transformers.generation import logits_process as lp
 
 import polyspec_ext as ps
@@ -103,8 +111,84 @@ def test_ids_of_rules_are_the_targets(rules: dict[str, Any]) -> None:
         LogitsRules(**rules).for_request(1, EOS, V)
 
 
+# ---- generation_config.json ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Callable[..., str]:
+    def saved(**values: Any) -> str:
+        shutil.copytree(tiny.path("drafter"), tmp_path / "model", dirs_exist_ok=True)
+        file = tmp_path / "model" / "generation_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+        return str(tmp_path / "model")
+
+    return saved
+
+
+def test_texts_and_chats_follow_the_models_own_file(configured: Callable[..., str]) -> None:
+    """And `generate` of ids does not, and says so once."""
+    path = configured(repetition_penalty=1.3)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    chain = ps.Chain([path, "prompt-lookup"], dtype="float32")
+    ids = torch.tensor([tokenizer("2 + 2 =").input_ids])
+    mask = torch.ones_like(ids)
+    wanted = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False)
+    own = wanted[0, ids.shape[1] :].tolist()
+    plain = ps.LogitsRules(repetition_penalty=1.0)
+    assert chain.generate_text("2 + 2 =", 12, raw=True).new_tokens == [own]
+    other = chain.generate_text("2 + 2 =", 12, raw=True, rules=plain).new_tokens
+    with pytest.warns(UserWarning, match=r"repetition_penalty=1\.3, which generate_text .* follow"):
+        assert chain.generate(ids, 12).new_tokens == other != [own]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chain.generate(ids, 12).new_tokens == other
+        assert chain.generate_text("2 + 2 =", 12, raw=True).new_tokens == [own]
+        message = [{"role": "user", "content": "2 + 2 ="}]
+        answer = chain.chat(message, 12)
+        list(answer)
+        assert answer.tokens == chain.generate_text("2 + 2 =", 12).new_tokens[0]
+        both = [ps.LogitsRules(presence_penalty=1.0), plain]
+        texts = chain.generate_text(["2 + 2 ="] * 2, 12, raw=True, rules=both).new_tokens
+        assert texts[1] == other[0] != texts[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "given", "wanted"),
+    [
+        ({}, {}, (0.0, 0, 1.0, 0.0)),
+        ({"temperature": 0.7, "top_k": 20}, {}, (0.0, 20, 1.0, 0.0)),  # no do_sample
+        ({"do_sample": True}, {}, (1.0, 0, 1.0, 0.0)),
+        (
+            {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.1},
+            {},
+            (0.7, 20, 0.8, 0.1),
+        ),
+        (
+            {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8},
+            {"temperature": 0.0, "top_p": 1.0, "top_k": [1, 2]},
+            (0.0, [1, 2], 1.0, 0.0),
+        ),
+    ],
+)
+def test_what_is_given_goes_before_the_file(configured, file, given, wanted) -> None:
+    chain = ps.Chain([configured(**file)])
+    options = chain.text_options(**given)
+    assert tuple(options[name] for name in ("temperature", "top_k", "top_p", "min_p")) == wanted
+    assert options["rules"] is None
+    usual = chain.text_options(default_temperature=1.0)["temperature"]
+    assert usual == (file["temperature"] if "do_sample" in file and len(file) > 1 else 1.0)
+
+
+def test_what_of_the_file_is_not_followed_is_said(configured: Callable[..., str]) -> None:
+    chain = ps.Chain([configured(no_repeat_ngram_size=2, num_beams=1)])
+    with pytest.warns(UserWarning, match="not follow no_repeat_ngram_size=2 of its generation_co"):
+        chain.generate_text("2 + 2 =", 2)
+
+
 def test_rules_say_whether_they_change_anything() -> None:
     assert not LogitsRules().changes
+    assert not LogitsRules(repetition_penalty=1.0).changes
     assert LogitsRules(bad_words=[[1]]).changes
     assert len({LogitsRules(logit_bias={1: 2}), LogitsRules(logit_bias={1: 2.0})}) == 1
 
