@@ -24,7 +24,25 @@ sys.path.append(str(Path(__file__).parents[1]))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def slow_tests() -> dict[str, set[str]]:
+    """Read slow.txt: the functions of which `make test` leaves out instances, and those it keeps."""
+    kept: dict[str, set[str]] = {}
+    function = ""
+    for line in (Path(__file__).parent / "slow.txt").read_text().splitlines():
+        if line.startswith(" "):
+            kept[function].add(line.strip())
+        elif line and not line.startswith("#"):
+            kept[function := line] = set()
+    return kept
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    kept = slow_tests()
+    for item in items:
+        function, _, instance = item.nodeid.removeprefix("python_tests/").partition("[")
+        if function in kept and instance.removesuffix("]") not in kept[function]:
+            item.add_marker(pytest.mark.slow)
     if ps.has_cuda():
         return
     skip = pytest.mark.skip(reason="no CUDA device, or a build without CUDA kernels")
