@@ -4,6 +4,7 @@
 #                             MODELS=dir: its largest GGUF file is the target, the next one drafts;
 #                             DEMO="--repeats 1" adds options
 #   make quick                after `make test` once: what was changed is built, and half a minute of tests
+#   make test-all             after `make test`: what it leaves out, half an hour and 8 GB more
 #   make llama            chains of GGUF models inside llama.cpp, measured: brings 1.6 GB of models, or
 #                         MODELS=dir; LLAMA="--rounds 5" adds options of csrc/examples/llama_cpp/compare.py
 #   make llama-server     llama.cpp's server, from the sources of that release, which takes ten minutes
@@ -28,7 +29,6 @@ LLAMA_PROGRAM = build/llama/program/polyspec_llama
 LLAMA_SERVER = build/llama/server/bin/llama-server
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
-CXX_FILES = $$(find csrc -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
 # What `make quick` runs: the fast tests of every concern, and no exactness by enumeration.
 QUICK_CTEST = ^(isa|philox|dispatch|cuts|kv_|scheduler|round_state_edges|c_api|cpu_masses)
@@ -41,7 +41,7 @@ QUICK_PYTEST = $(addprefix python_tests/, \
 # What `make test-aarch64` runs: emulated, the others take too long.
 ARM_CTEST = $(QUICK_CTEST)|^(attention_stack|blocks|cpu_rows|dense|int4|ops|product_threads)_test
 
-.PHONY: demo demo-real llama llama-server $(LLAMA_PROGRAM) test checks quick rebuilt test-oldest test-aarch64 test-vllm torch environment test-environment wheel hooks lint clean
+.PHONY: demo demo-real llama llama-server $(LLAMA_PROGRAM) test test-all quick rebuilt test-oldest test-aarch64 test-vllm torch environment packages built wheel hooks clean
 
 demo: environment
 	$(PY) -m benchmarks demo
@@ -79,27 +79,24 @@ llama-server: $(PY)
 	nice -n 10 $(VENV)/bin/cmake --build build/llama/server --target llama-server --parallel 1
 	@echo $(LLAMA_SERVER)
 
-test: test-environment
-	$(MAKE) --no-print-directory checks
+test: torch
+	VENV=$(VENV) .ci/phases test
 
-# What `make test` runs behind the build.
-checks:
-	$(VENV)/bin/ctest --test-dir build/test --output-on-failure --parallel 2
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist worksteal
-	$(MAKE) --no-print-directory lint
+test-all: torch
+	VENV=$(VENV) .ci/phases rest
 
 quick: rebuilt
 	$(VENV)/bin/ctest --test-dir build/test --output-on-failure --parallel 2 -R "$(QUICK_CTEST)"
 	$(PY) -m pytest -q -m "not slow" $(QUICK_PYTEST)
 	$(PY) -m ruff check .
 
-# As `test-environment` leaves it, without asking for what is installed.
+# As `built` leaves it, without asking for what is installed.
 rebuilt: | build/test/build.ninja
 	$(VENV)/bin/cmake --build build/test
 	$(VENV)/bin/cmake --install build/test --component python --prefix polyspec_ext >/dev/null
 
 build/test/build.ninja:
-	$(MAKE) --no-print-directory test-environment
+	$(MAKE) --no-print-directory built packages
 
 test-oldest: rebuilt
 	PYTHON=$(PYTHON) .ci/oldest $(PY)
@@ -118,12 +115,6 @@ test-aarch64: $(PY)
 	$(VENV)/bin/cmake --build build/aarch64
 	$(VENV)/bin/ctest --test-dir build/aarch64 --output-on-failure -R "$(ARM_CTEST)"
 
-lint:
-	$(PY) -m ruff check .
-	$(PY) -m ruff format --check .
-	$(PY) -m mypy polyspec_ext benchmarks training
-	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
-
 $(PY):
 	$(PYTHON) -m venv $(VENV)
 
@@ -136,13 +127,24 @@ environment: torch
 	@echo "building polyspec_ext, which takes minutes the first time"
 	$(PIP) --no-build-isolation -e .
 
-# One build folder for the module and for CTest. With nvcc at hand the CUDA kernels are compiled as well.
-test-environment: export POLYSPEC_CUDA ?= $(shell command -v nvcc >/dev/null 2>&1 && echo ON)
-test-environment: export POLYSPEC_BUILD_DIR = build/test
-test-environment: export CMAKE_ARGS = -DPOLYSPEC_BUILD_TESTS=ON -DPOLYSPEC_WERROR=ON
-test-environment: torch
-	$(PIP) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13"
+# After `built`, whose module this takes: pip shows nothing of what it builds.
+packages: export POLYSPEC_BUILD_DIR = build/test
+packages: torch
 	$(PIP) --no-build-isolation -e ".[test]"
+
+# One build folder for the module and for CTest. With nvcc at hand the CUDA kernels are compiled as well: for the GPU that
+# is there, or for sm_90; EVERYTHING=ON: for all of them, and with every planted fault.
+GPU = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
+ARCHITECTURES = $(if $(EVERYTHING),80;90;100;120,$(or $(GPU),90))
+built: export POLYSPEC_CUDA ?= $(shell command -v nvcc >/dev/null 2>&1 && echo ON)
+built: export NINJA_STATUS = [%f of %t, %e s] #
+built: export PATH := $(abspath $(VENV))/bin:$(PATH)
+built: torch
+	@$(PIP) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13"
+	cmake -S . -B build/test -G Ninja -DPOLYSPEC_BUILD_PYTHON=ON -DPython_EXECUTABLE="$(abspath $(PY))" \
+	  -DPOLYSPEC_BUILD_TESTS=ON -DPOLYSPEC_WERROR=ON -DPOLYSPEC_ALL_TESTS=$(or $(EVERYTHING),OFF) \
+	  "-DCMAKE_CUDA_ARCHITECTURES=$(ARCHITECTURES)"
+	cmake --build build/test
 
 # torch's libraries stay outside: `import torch` has loaded them before the module.
 wheel: torch

@@ -85,6 +85,7 @@ if(POLYSPEC_CUDA)
     PRIVATE POLYSPEC_KERNEL_LOGS="${CMAKE_BINARY_DIR}/CMakeFiles/polyspec.dir"
             POLYSPEC_KERNEL_BUDGET="${CMAKE_CURRENT_SOURCE_DIR}/csrc/tests/gpu/kernel_budget.txt"
             POLYSPEC_KERNEL_FILES=${kernel_files})
+  set_tests_properties(kernel_budget_test PROPERTIES LABELS rest)  # by architecture
   target_sources(cuda_test PRIVATE csrc/tests/gpu/intrinsics.cu)
   set_target_properties(cuda_test PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
   polyspec_generate_code(cuda_test)
