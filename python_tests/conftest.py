@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
+import native_builds
 import pytest
 import torch
 
@@ -73,11 +75,22 @@ def _device_answers(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a chain of untrained models."""
-    import saved_chain  # which loads much that most tests do not need
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all processes of a run, for what one of them makes: lock it meanwhile."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
-    return saved_chain.save(tmp_path_factory.mktemp("tiny"))
+
+@pytest.fixture(scope="session")
+def untrained(shared_folder: Path) -> Path:
+    """The folder of a chain of untrained models."""
+    folder = shared_folder / "tiny"
+    with native_builds.locked(shared_folder):
+        if not folder.exists():
+            import saved_chain  # which loads much that most tests do not need
+
+            saved_chain.save(folder)
+    return folder
 
 
 @pytest.fixture

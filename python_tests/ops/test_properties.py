@@ -476,6 +476,27 @@ def fixed(*draws: int) -> torch.Tensor:
     return tensor_of(np.asarray([draws], dtype=np.uint64))
 
 
+@pytest.mark.parametrize("ratio", [0.9, 0.5, 1.0])
+def test_a_long_block_ends_where_the_rule_says(ratio: float) -> None:
+    """Rows with equal distributions end no prefix, however many of them precede the last draw."""
+    length, vocab, batch = 24, 16, 60
+    random = np.random.default_rng(int(100 * ratio))
+    target = np.repeat(random.normal(0, 2, (batch, 1, vocab)), length + 1, 1).astype(np.float32)
+    target[::2, 1::5] += random.normal(0, 1, (vocab,)).astype(np.float32)
+    draft = target[:, :-1].copy()
+    tokens = random.integers(vocab, size=(batch, length))
+    draft[np.arange(batch), 0, tokens[:, 0]] -= np.log(ratio, dtype=np.float32)  # p/q is about it
+    draft[::3, 12] = random.normal(0, 2, vocab)
+    got = ps.verify(
+        *map(torch.from_numpy, (target, tokens, draft)), seed=torch.arange(batch), rule="block"
+    )
+    for b in range(batch):
+        p, q = ([reference.distribution(row) for row in rows[b]] for rows in (target, draft))
+        want, _ = reference.verify(p, tokens[b].tolist(), q, philox_draws(b, 0), "block")
+        assert got.tokens[b, : len(want)].tolist() == want
+        assert got.num_accepted[b] == len(want) - 1
+
+
 @RULES
 def test_zero_residual(rule: str) -> None:
     # FlashInfer emitted uninitialised memory, transformers NaN: p ~ q, and u rounds to 1.

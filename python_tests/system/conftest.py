@@ -1,6 +1,5 @@
 """The installed library, for all that is built on it."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,11 +8,8 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # of all workers
-    folder = folder / "polyspec"
+def installed(shared_folder: Path) -> Callable[[str], Path]:
+    folder = shared_folder / "polyspec"
     folder.mkdir(exist_ok=True)
     return native_builds.installer(folder)
 

@@ -21,6 +21,8 @@
 //   - bins(): the histogram that this thread adds to, which may be shared by a part of the group
 //   only; bin(int): a bin, added up over all histograms
 //   - add(uint64_t* bin, uint64_t): atomic add to a bin of bins()
+//   - kEndings: how many rows of a block it remembers (block_rules.hpp); more than 1 need memory of
+//   each thread
 //   - clear_bins(): zeroes the histogram of bins(). A barrier for those who share it
 //
 // Every member but rank ... teams, scratch, bins, bin and add is collective: all threads of the

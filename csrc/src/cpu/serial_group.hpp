@@ -8,6 +8,8 @@ namespace polyspec::POLYSPEC_CORE {
 
 class SerialGroup {
  public:
+  static constexpr int kEndings = 8;
+
   // Without an executor everything happens on this thread.
   explicit SerialGroup(Scratch& scratch, const Executor* executor = nullptr)
       : scratch_(scratch), executor_(executor) {}

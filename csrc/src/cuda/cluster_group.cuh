@@ -73,6 +73,8 @@ class ClusterGroup {
   using Cta = CtaGroup<kThreads>;
 
  public:
+  static constexpr int kEndings = 1;
+
   __device__ __forceinline__ explicit ClusterGroup(Shared& shared)
       : ClusterGroup(shared, static_cast<int>(__clusterRelativeBlockRank()),
                      static_cast<int>(__clusterSizeInBlocks())) {}

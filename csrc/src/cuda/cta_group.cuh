@@ -161,6 +161,8 @@ class CtaGroup {
   static constexpr int kWarps = Shared::kWarps;
 
  public:
+  static constexpr int kEndings = 1;
+
   __device__ __forceinline__ explicit CtaGroup(Shared& shared) : shared_(shared) {}
 
   __device__ __forceinline__ static constexpr int ctas() { return 1; }
