@@ -9,8 +9,8 @@
 //   h_i = S_i / (S_i + 1 - p_i),  h_m = p_m.
 //
 // Either is one walk over the rows, and one for both: S_i belongs to row i, whose distributions the
-// ratio of the next token needs anyway. p_i = 0 ends the walk, since every later h is 0 too. So does
-// a row of the target where no token has probability: the block ends before it, h_i = p_i.
+// ratio of the next token needs anyway. p_i = 0 ends the walk, since every later h is 0 too. So
+// does a row of the target where no token has probability: the block ends before it, h_i = p_i.
 //
 // A residual S_i is a pass over two rows, and few are needed: S_i <= p_i, so h_i <= p_i, and a row
 // with u_i >= p_i ends no prefix. Of the other rows the last ones are remembered, and from the last
