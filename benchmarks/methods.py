@@ -20,6 +20,7 @@ import torch
 from transformers import AutoConfig
 
 from benchmarks.engines import Engine, Variant
+from benchmarks.growth import grown, grown_head
 from benchmarks.measuring import Answer, Decode, Request, chain_call, generate_call
 from benchmarks.shapes import SHAPES, growth_of, require_memory
 from polyspec_ext import (
@@ -113,7 +114,7 @@ class Models:
     heads: Mapping[str, str | Path] = field(default_factory=dict)  # of `HEADS`, by name
     tree: DynamicTree | None = None  # of the heads; None: they draft chains
     depth: int = 6  # lowest window of a head with trees
-    growth: Mapping[str, int] = field(default_factory=dict)  # for `tiny.grown`; empty: no growth
+    growth: Mapping[str, int] = field(default_factory=dict)  # for `grown`; empty: no growth
     engines: Sequence[Engine] = ()
     functions: Mapping[str, Make] = field(default_factory=dict)  # the user's methods by name
     device: str = "cpu"
@@ -166,7 +167,7 @@ class Models:
             return load_level(self.drafts[name], self.dtype, self.device, name=f"--draft {name}")
         if self.growth:
             fast = torch.bfloat16 if processor.multiplies_bfloat16() else torch.float32
-            model = tiny.grown(dtype=self.dtype or fast, device=self.device, **self.growth)
+            model = grown(dtype=self.dtype or fast, device=self.device, **self.growth)
             return load_level(model, name="--target")
         plain = self.target is None and self.dtype is None and self.on_cpu
         dtype = torch.float32 if plain else self.dtype
@@ -199,7 +200,7 @@ class Models:
         path = self.heads[base]
         with tempfile.TemporaryDirectory() as folder:
             if self.growth:
-                path = tiny.grown_head(base, self.growth["times"], folder)
+                path = grown_head(base, self.growth["times"], folder)
             return Eagle.from_pretrained(path, self.level, tree=tree, dtype=self._head_dtype)
 
     def assistant(self, name: str) -> Any:
@@ -215,8 +216,8 @@ class Models:
 
         def shown(path: str | Path | None, name: str) -> str:
             if path is None or Path(path).parent == tiny.root():
-                grown = self.growth and name in (TARGET, W4, *HEADS)
-                size = f", grown {self.growth['times']} times" if grown else ""
+                larger = self.growth and name in (TARGET, W4, *HEADS)
+                size = f", grown {self.growth['times']} times" if larger else ""
                 return f"shipped {TARGET if name == W4 else name}{size}"
             folder = Path(original(path))
             return f"{copy_prefix(path)}{folder.name}" if folder.exists() else str(path)
@@ -234,10 +235,12 @@ class Models:
             }
 
 
-def load_level(thing: Any, *options: Any, name: str, above: Sequence[Any] = ()) -> Any:
+def load_level(
+    thing: Any, dtype: Any = None, device: Any = None, *, name: str, above: Sequence[Any] = ()
+) -> Any:
     """Load a model or drafter in its fastest form here; `name`: option in errors."""
     with progress.loading():
-        return resolve(thing, Options(name, above, *options, pack="auto"))
+        return resolve(thing, Options(name, above, dtype, device, "auto"))
 
 
 def shipped(growth: Mapping[str, int] | None = None, **more: Any) -> Models:

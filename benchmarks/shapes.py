@@ -75,7 +75,7 @@ def config_of(shape: Shape) -> Any:
 
 
 def growth_of(shape: Shape, config: Any) -> dict[str, int]:
-    """Return the arguments of `tiny.grown` for a model with the width and depth of a shape."""
+    """Return the arguments of `growth.grown` for a model with the width and depth of a shape."""
     width = config.hidden_size
     if shape.hidden % width or shape.kind != "llama":
         expected = f"expected a llama's, a multiple of {width}"

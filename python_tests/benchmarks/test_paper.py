@@ -18,6 +18,7 @@ from benchmarks import methods, paper, record
 from benchmarks import questions as asked
 from benchmarks.__main__ import main
 from benchmarks.engines import LlamaCpp, OpenVino
+from benchmarks.growth import grown
 from benchmarks.measuring import Request
 from benchmarks.methods import Method, Models, decoder, default_keys, read_keys, shipped
 from benchmarks.shapes import SHAPES, Shape, growth_of, weight_bytes
@@ -496,8 +497,8 @@ def test_a_target_of_a_published_width_and_depth(
     monkeypatch.setitem(SHAPES, small.name, small)
     monkeypatch.setattr(paper, "surroundings", lambda *_: {})
     monkeypatch.setattr(paper, "report", None)  # which nothing asks for
-    own = tiny.grown(1)
-    model = tiny.grown(**growth_of(small, own.config))
+    own = grown(1)
+    model = grown(**growth_of(small, own.config))
     assert model.config.hidden_size == small.hidden
     assert model.config.intermediate_size == small.inner
     assert model.config.num_hidden_layers == small.layers

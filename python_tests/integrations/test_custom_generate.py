@@ -25,6 +25,7 @@ import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.integrations import transformers as generation
 from polyspec_ext.integrations.transformers import require_supported
+from polyspec_ext.levels import load_model
 from polyspec_ext.tiny import QUESTIONS
 
 V, EOS, PAD = 24, 1, 0
@@ -139,7 +140,7 @@ def test_greedy_is_generate_itself(name: str, chain: ps.Chain, target: LlamaForC
 @pytest.mark.parametrize("batch", [1, 2])
 def test_trees_with_processors(batch: int) -> None:
     """Every node is processed behind its own path: here no path may repeat a token of it."""
-    model = tiny.grown(1)
+    model = load_model(tiny.path("target"))
     head = ps.Eagle.from_pretrained(tiny.path("eagle2"), model, tree=ps.DynamicTree(3, 10))
     tree = ps.Chain([model, head], [3])
     prompts = torch.tensor([[0, 5, 6, 7, 8], [0, 9, 5, 6, 4]])[:batch]

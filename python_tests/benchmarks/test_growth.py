@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import polyspec_ext as ps
+from benchmarks.growth import grown, grown_head
 from polyspec_ext import tiny
 from polyspec_ext.outputs import Output
 
@@ -35,7 +36,7 @@ def require_same(wanted: Output, found: Output) -> None:
     ],
 )
 def test_more_of_everything_says_the_same(times: int, more: dict[str, int]) -> None:
-    small, made = tiny.grown(1), tiny.grown(times, **more)
+    small, made = grown(1), grown(times, **more)
     config = made.config
     assert config.hidden_size == times * small.config.hidden_size
     assert config.num_hidden_layers == more.get("layers", 10)
@@ -63,9 +64,9 @@ def test_more_of_everything_says_the_same(times: int, more: dict[str, int]) -> N
 )
 def test_no_less_than_there_is(more: dict[str, int], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
-        tiny.grown(2, **more)
+        grown(2, **more)
     with pytest.raises(ValueError, match="times: expected >= 1"):
-        tiny.grown(0)
+        grown(0)
 
 
 def drafted(target: Any, place: Path) -> list[Output]:
@@ -78,23 +79,23 @@ def drafted(target: Any, place: Path) -> list[Output]:
 
 @functools.cache
 def drafted_as_shipped(name: str) -> list[Output]:
-    return drafted(tiny.grown(1), tiny.path(name))
+    return drafted(grown(1), tiny.path(name))
 
 
 @pytest.mark.parametrize(("times", "layers"), [(1, None), (2, None), (1, 14)])
 @pytest.mark.parametrize("name", tiny.HEADS)
 def test_a_grown_head_drafts_what_the_shipped_one_does(name, times, layers, tmp_path) -> None:
     """The same drafts, so the same tokens accepted at the same places, for sampled texts too."""
-    place = tiny.grown_head(name, times, tmp_path)
-    found = drafted(tiny.grown(times, layers=layers), place)
+    place = grown_head(name, times, tmp_path)
+    found = drafted(grown(times, layers=layers), place)
     for wanted, own in zip(drafted_as_shipped(name), found, strict=True):
         require_same(wanted, own)
 
 
 def test_grown_states_are_read(tmp_path: Path) -> None:
     """A head for twice the width is refused by the shipped target."""
-    place = tiny.grown_head("eagle3", 2, tmp_path)
+    place = grown_head("eagle3", 2, tmp_path)
     with pytest.raises(ValueError, match="expected a target with hidden states of 512"):
-        ps.Eagle.from_pretrained(place, tiny.grown(1))
+        ps.Eagle.from_pretrained(place, grown(1))
     with pytest.raises(ValueError, match="name: expected one of eagle2, eagle3"):
-        tiny.grown_head("drafter", 2, tmp_path)
+        grown_head("drafter", 2, tmp_path)
