@@ -205,12 +205,12 @@ def _require_fields(
     system: bool,
     text_of: Callable[[_Conversation], str],
 ) -> None:
-    """Require that every field of messages, by role, changes the text; empty fields need not."""
+    """Require that every field of messages, by role, changes the text."""
     read = [name for name in _REASONING if re.search(rf"[.'\"]{name}\b", template)]
     fields: dict[tuple[str, str], int] = {}
     for number, message in enumerate(conversation):
-        for key, value in message.items():
-            if key not in ("role", "content", *_LINKS, *read) and value not in ("", [], {}):
+        for key in message:
+            if key not in ("role", "content", *_LINKS, *read):
                 fields.setdefault((message["role"], key), number)
     for (role, key), number in fields.items():
         less = [
@@ -533,6 +533,12 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> _Conversation:
             and (message.get("content") is not None or message.get("tool_calls"))
         ):
             raise TypeError(f"{expected}, given {arguments.shown(message)}")
+    # Empty fields say nothing, but templates may ask whether a message has them.
     return [
-        {key: value for key, value in message.items() if value is not None} for message in messages
+        {
+            key: value
+            for key, value in message.items()
+            if value not in (None, "", [], {}) or (key in ("role", "content") and value is not None)
+        }
+        for message in messages
     ]

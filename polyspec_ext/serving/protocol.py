@@ -467,6 +467,8 @@ def _limits(fields: _Body, model: Model, wanted: Wanted) -> list[int]:
     limit = fields.take(name, _count(1, 2**31 - 1), None)
     if wanted.chat:
         newer = fields.take("max_completion_tokens", _count(1, 2**31 - 1), None)
+        if None not in (limit, newer) and limit != newer:
+            raise ValueError(f"max_completion_tokens: expected no other max_tokens, given {limit}")
         name, limit = (name, limit) if newer is None else ("max_completion_tokens", newer)
     limits = []
     for ids in wanted.prompts:

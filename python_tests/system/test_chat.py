@@ -176,6 +176,9 @@ def test_fields_of_messages_are_read_or_refused() -> None:
     assert text == "[user]Hi[assistant]so[user]Hi[assistant]"
     empty = {"tool_calls": [], "refusal": None, "name": ""}
     assert chat.chat_text(tokenizer, [{**QUESTION, **empty}]) == "[user]Hi[assistant]"
+    asks = tiny.tokenizer()
+    asks.chat_template = "{{ messages[0].content if messages[0].tool_calls is undefined }}"
+    assert chat.chat_text(asks, [{**QUESTION, **empty}]) == "Hi"
     linked = {"role": "user", "content": "7", "tool_call_id": "1"}
     assert chat.chat_text(tokenizer, [QUESTION, linked]) == "[user]Hi[user]7[assistant]"
     for message in (
