@@ -71,6 +71,13 @@ Verified verified(polyspec::VerifyParams params, Stream stream) {
   return out;
 }
 
+template <class T>
+std::vector<T> repeated(const T* values, int64_t count, int64_t times) {
+  std::vector<T> all;
+  for (int64_t i = 0; i < times; ++i) all.insert(all.end(), values, values + count);
+  return all;
+}
+
 void check_kept_chains(polyspec::VerifyParams params) {
   params.batch = kBatch;
   for (const polyspec::Rule rule : {polyspec::Rule::kToken, polyspec::Rule::kBlock}) {
@@ -95,7 +102,11 @@ void check_kept_chains(polyspec::VerifyParams params) {
 // two run on 64 at the same time.
 void check_groups(polyspec::VerifyParams params) {
   params.batch = 20;
-  params.target_stride[0] = params.draft_stride[0] = params.draft_tokens_stride = 0;
+  const auto rows = repeated(static_cast<const float*>(params.target_logits),
+                             (kDrafted + 1) * kVocab, params.batch);
+  const auto tokens = repeated(params.draft_tokens, kDrafted, params.batch);
+  params.target_logits = params.draft_logits = rows.data();
+  params.draft_tokens = tokens.data();
   const uint64_t before = stand_in::clusters_run(2);
   CHECK(verified(params, kDevice).accepted == std::vector<int64_t>(20, kDrafted));
   CHECK_EQ(64, static_cast<int>(stand_in::clusters_run(2) - before));
@@ -111,7 +122,8 @@ void check_sampled_at_once(const std::vector<float>& rows) {
   polyspec::SampleParams params;
   params.batch = kRequests;
   params.vocab = 20000;
-  params.logits = rows.data();
+  const std::vector<float> all = repeated(rows.data(), params.vocab, kRequests);
+  params.logits = all.data();
   params.tokens = tokens.data();
   params.logprobs = logprobs.data();
   params.status = status.data();

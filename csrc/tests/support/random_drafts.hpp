@@ -21,7 +21,11 @@ inline Drafted draft_token(const Block& inputs, const Knobs& knobs, int64_t b, D
   p.batch = b + 1;  // per-request parameters are read at b
   p.vocab = vocab;
   p.dtype = dtype;
-  p.logits = inputs.bytes.data() + at;
+  const auto row = inputs.bytes.begin() + static_cast<std::ptrdiff_t>(at);
+  const int64_t bytes = vocab * (dtype == DType::kFloat32 ? 4 : 2);
+  std::vector<typename std::decay_t<decltype(inputs.bytes)>::value_type> rows;
+  for (int64_t i = 0; i <= b; ++i) rows.insert(rows.end(), row, row + bytes);
+  p.logits = rows.data();
   knobs.apply(inputs.bytes.data(), &p);
   p.draw = {};
   p.draw.seed.value = seed;
