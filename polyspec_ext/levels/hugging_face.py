@@ -115,6 +115,8 @@ class HuggingFaceLevel(ModelLevel):
             model has changed since (`levels.models`). The message names the level and the reason.
     """
 
+    _one_scale = False  # `Probe.one_scale`
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -209,6 +211,7 @@ class HuggingFaceLevel(ModelLevel):
                 f"ask for, given one at a time: {self.one_at_a_time}"
             )
         require_continued(probe.single(), self.model, self.name)
+        self._one_scale = probe.one_scale
         if (failure := probe.prepared()) is not None:
             raise ValueError(
                 f"{self.name}: expected a model that `generate` calls with ids, positions and a "
@@ -245,6 +248,8 @@ class HuggingFaceLevel(ModelLevel):
     def only_drafts(self) -> str | None:
         """Reason why logits depend on the passes that have read a text, so that only plain decoding
         has the level's distribution; or None."""
+        if self._one_scale:
+            return "its activations are quantised by one scale for all tokens of a pass"
         return None if self.cache is None else self.cache.only_drafts
 
     @property
@@ -278,7 +283,7 @@ class HuggingFaceLevel(ModelLevel):
             checked=True,
             admits=batches and bool(cache.takes_rows),
             reads_together=batches and bool(cache.takes_rows),
-            continues=cache is not None and bool(cache.keeps_all) and cache.only_drafts is None,
+            continues=cache is not None and bool(cache.keeps_all) and self.only_drafts is None,
             sharded=self._sharded,
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,

@@ -23,7 +23,7 @@ from ..tensors import IdMap, RowCounts, gather, padded
 from . import base
 from .base import InputBlock
 from .fused import Runs, packed, unpacked
-from .products import TrimmedHead, without_wrapper
+from .products import TrimmedHead, is_plain_tensor, without_wrapper
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -320,7 +320,10 @@ def require_no_autocast(device: torch.device, name: str) -> None:
 def changes_of(model: nn.Module) -> list[tuple[int, int]]:
     """Return the address and the count of changes of each parameter and buffer."""
     tensors = [*model.parameters(), *model.buffers()]
-    return [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in tensors]
+    return [
+        (x.data_ptr() if is_plain_tensor(x) else id(x), 0 if x.is_inference() else x._version)
+        for x in tensors
+    ]
 
 
 class Unchanged:
@@ -336,7 +339,8 @@ class Unchanged:
         self._copied = copied
         self._modules: list[nn.Module] = list(model.modules())
         # Modules with weights that packed passes do not look up again, and views of some weights.
-        self._bound = [layer for layer in self._modules if type(layer) is nn.Linear]
+        linear = (layer for layer in self._modules if type(layer) is nn.Linear)
+        self._bound = [layer for layer in linear if is_plain_tensor(layer.weight)]
         self._sampled: dict[torch.dtype, list[Tensor]] = {}
         for weight in self._bound_weights():
             steps = [max(1, size // _SAMPLED) for size in weight.shape]
@@ -558,6 +562,10 @@ class Probe:
         level: a `HuggingFaceLevel`; its cache is replaced during the probe.
         new_cache: returns an empty cache for a number of rows and tokens, which keeps every token.
         longest: the model's context in tokens; None: no limit.
+
+    Attributes:
+        one_scale: whether quantised layers give a token other logits beside another row: after a
+            comparison.
     """
 
     def __init__(
@@ -568,6 +576,7 @@ class Probe:
         self._head, self._informative = head, longest is None or longest >= _SHORTEST
         self._text = self._reference = torch.empty(0)
         self._tolerance, self._ids = 0.0, 1
+        self.one_scale = False
 
     def single(self) -> str | None:
         """Return why a single prompt cannot be continued; None: it can."""
@@ -682,8 +691,10 @@ class Probe:
             level.model(input_ids=rows, use_cache=False, return_dict=True).logits[0]
             for rows in (ids[:1], ids)
         )
-        rounding = _TIMES * max(map(relative_difference, beside, whole))
+        difference = max(map(relative_difference, beside, whole))
+        rounding = _TIMES * difference
         if has_quantised_layers(level.model):
+            self.one_scale = difference > tolerance(whole.dtype)
             hook = level.model.get_input_embeddings().register_forward_hook(_nudge)
             try:
                 rows = ids[:1].expand(_NUDGED, -1)

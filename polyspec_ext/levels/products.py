@@ -323,11 +323,18 @@ def with_adapters(model: nn.Module) -> bool:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Return whether a module is a linear layer and nothing more: no subclass, hooks or replaced
-    forward."""
-    if type(module) is not nn.Linear or module.weight.numel() == 0:
+    """Return whether a module is a linear layer and nothing more: no subclass, no other kind of
+    weights (`torchao`), hooks or replaced forward."""
+    if type(module) is not nn.Linear or not is_plain_tensor(module.weight):
+        return False
+    if module.weight.numel() == 0:
         return False
     return not hooked(module) and "forward" not in module.__dict__
+
+
+def is_plain_tensor(tensor: Tensor) -> bool:
+    """Return whether a tensor has its values in memory: no subclass computes them."""
+    return type(tensor) in (Tensor, nn.Parameter)
 
 
 def hooked(module: nn.Module) -> bool:
@@ -345,7 +352,8 @@ def shallow(module: Any) -> Any:
     """Return the module with new tables of the same parameters, buffers, children and hooks. (Later
     hooks are not shared: transformers adds hooks to a model when hidden states are first requested,
     and shared hooks would record each state twice.)"""
-    twin = copy.copy(module)
+    twin = type(module).__new__(type(module))
+    vars(twin).update(vars(module))  # parametrized modules refuse `copy.copy`
     for name, table in vars(module).items():
         if isinstance(table, dict) and name.startswith("_"):
             twin.__dict__[name] = copy.copy(table)

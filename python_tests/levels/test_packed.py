@@ -214,6 +214,56 @@ def test_adapters_that_their_wrapper_takes_part_in(kind: str, options: Any, said
         ps.Chain([own])
 
 
+class Computed(torch.Tensor):
+    """Weights that only products read, as those of torchao."""
+
+    values: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor) -> Any:
+        made = torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=values.dtype)
+        made.values = values
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.linear:
+            return func(args[0], args[1].values, *args[2:])
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].values)
+        raise NotImplementedError(func)
+
+
+@pytest.mark.parametrize("some", [True, False], ids=["some", "all"])
+def test_weights_that_are_no_plain_tensors(some: bool) -> None:
+    own = model()
+    wanted = ps.Chain([model()]).generate([1, 2, 3], 8).new_tokens
+    for name, layer in own.named_modules():
+        if type(layer) is nn.Linear and not (some and "up_proj" in name):
+            values = layer.weight.detach()
+            layer.weight = nn.Parameter(Computed(values), requires_grad=False)
+    assert ps.Chain([own]).generate([1, 2, 3], 8).new_tokens == wanted
+    if some:
+        assert ps.Chain([own, "w4"], pack=True).generate([1, 2, 3], 8).new_tokens == wanted
+        return
+    with pytest.raises(ValueError, match="expected linear layers in a dtype that is multiplied"):
+        ps.Chain([own], pack=True)
+    with pytest.raises(ValueError, match="expected linear layers whose inputs are a multiple"):
+        ps.quantize_w4(own)
+
+
+def test_parametrized_layers() -> None:
+    own = model()
+    for layer in own.model.layers:
+        nn.utils.parametrizations.weight_norm(layer.mlp.up_proj)
+    wanted = ps.Chain([own]).generate([1, 2, 3], 8).new_tokens
+    assert ps.Chain([own, "w4"], pack=True).generate([1, 2, 3], 8).new_tokens == wanted
+
+
 def test_layers_of_one_input_are_one_product() -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(6, 4), nn.Linear(6, 3)]

@@ -190,6 +190,17 @@ def test_a_quantised_copy_between_target_and_drafter(kind: str, head: bool) -> N
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_target_with_one_scale_for_a_pass_decodes_alone() -> None:
+    """A token has other logits in a block than alone."""
+    target = dynamic(make("llama"), True)
+    with pytest.raises(ValueError, match=r"levels\[0\]: .* quantised by one scale for all tokens"):
+        ps.Chain([target, make("llama", 1)])
+    assert ps.Chain([target]).generate(PROMPT, 4, eos_token_id=[]).sequences.shape[1] == 4 + len(
+        PROMPT
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", ["module", "subclass"])
 def test_a_quantised_target(kind: str) -> None:
     """Exact for what it is, also beside linear layers that are packed."""
