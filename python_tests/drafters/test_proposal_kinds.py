@@ -74,3 +74,27 @@ def test_a_switch_leaves_the_rows_of_others_alone() -> None:
         batch.advance()
     assert batch.stats.levels[0].num_draft_tokens == 16
     assert own.logits.equal(kept)
+
+
+class Sharing(OfItsOwn):
+    """Writes its rows of logits, which follow the text, to memory that all forks have."""
+
+    def fork(self) -> Sharing:
+        other = Sharing()
+        other.logits = self.logits
+        return other
+
+    def propose(self, context: Context, k: int) -> Proposal:
+        generator = torch.Generator().manual_seed(sum(context.tokens))
+        self.logits.copy_(torch.randn(1, 2, 20, generator=generator))
+        return super().propose(context, k)
+
+
+def test_forks_may_share_their_memory() -> None:
+    def texts(prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
+        chain = ps.Chain([*toy_rows.make(1), Sharing()], [2])
+        return chain.generate(prompts, 20, 1.0, seed=seeds, eos_token_id=[]).new_tokens
+
+    prompts, seeds = [[1], [2, 5], [7]], [3, 4, 5]
+    alone = [texts([one], [seed])[0] for one, seed in zip(prompts, seeds, strict=True)]
+    assert texts(prompts, seeds) == alone

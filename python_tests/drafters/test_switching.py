@@ -110,6 +110,23 @@ def test_bandit_finds_the_better_drafter_and_the_change() -> None:
     assert 1 in seen[:20]
 
 
+def test_rows_of_a_round_have_one_drafter() -> None:
+    choice = DrafterChoice(Members(), lambda: Fixed(), stay=2)
+    reports = [RoundReport(row, [4], [1, 2], 0, batch=3) for row in range(3)]
+    tried = set()
+    for number in range(40):
+        active = []
+        for report in reports:
+            choice.next(report)
+            active.append(choice.drafter.active)
+        assert len(set(active)) == 1
+        tried |= set(active)
+        steps = [StepReport(2, 4, 0, 4, 3, 4e-3), StepReport(1, 4, 1, 4, 3, 1e-2)]
+        text = [1, 2, *[3] * (2 * number + 2)]
+        reports = [RoundReport(row, [4], text, 2, steps, 3) for row in range(3)]
+    assert tried == {0, 1}
+
+
 def test_what_cannot_be_a_member() -> None:
     with pytest.raises(ValueError, match="vocab_size: expected that of the level above"):
         ps.SwitchingDrafter([ps.PromptLookup(), ps.PromptLookup()])

@@ -41,6 +41,12 @@ def test_what_is_found_was_read(reads: Any, text: list[int], capacity: int) -> N
     for given_text, one, other in reads:
         add(kept, given_text, (one, other))
         assert kept.num_tokens <= capacity
+    # Whatever takes room can be found.
+    texts = [
+        read(level, found) for latest, *_ in reads for level, found in kept.find(latest).items()
+    ]
+    prefixes = {tuple(latest[:end]) for latest in texts for end in range(1, len(latest) + 1)}
+    assert kept.num_tokens == len(prefixes)
     for level, copies in kept.find(text).items():
         found = read(level, copies)
         assert found == text[: len(found)]
@@ -81,3 +87,7 @@ def test_states_of_whole_texts() -> None:
     assert kept.find([1]) == {}
     assert kept.find([1, 2, 3, 4]) == {1: [((1, 2, 3), 3)]}
     assert kept.find([1, 2, 9]) == {1: [((1, 2), 2)]}
+    # The target's state is no longer than what its drafter can begin behind.
+    add(kept, [1, 2, 3], (0, 3))
+    assert kept.find([1, 2, 3, 4], {1: 2})[1] == [((1, 2), 2)]
+    assert 1 not in kept.find([1, 9, 9, 9], {1: 2})

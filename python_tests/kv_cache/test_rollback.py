@@ -174,6 +174,8 @@ def test_bad_counts_set_a_status_and_keep_the_row() -> None:
     cache.update(states, states, 0)
     assert cache.status.tolist() == [0, int(cache_ops.CacheStatus.BAD_LENGTH)]
     assert not cache.layers[0].keys[1].any()
+    cache.select([1, 0])
+    assert cache.status.tolist() == [int(cache_ops.CacheStatus.BAD_LENGTH), 0]
 
 
 def test_refusals() -> None:

@@ -144,3 +144,11 @@ def test_no_distribution_brings_out_a_token_without_probability(sampling, name, 
         {**SLIPPERY, **CAUGHT}[name](statistics, np.random.default_rng(seed))
         r = ps.verify(**arguments, draft_statistics=torch.from_numpy(statistics), rule=rule)
         assert_possible(r, arguments["target_logits"])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_token_that_the_draft_lacks_was_not_drawn_from_its_row(rule: str) -> None:
+    draft = torch.zeros(1, 1, 4)
+    for token, known in ((3, True), (4, False), (7, False)):
+        r = ps.verify(torch.zeros(1, 2, 8), torch.tensor([[token]]), draft, rule=rule)
+        assert r.status.tolist() == [0 if known else int(ps.Status.DRAFT_STATISTICS_MISMATCH)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyspec_ext.ops import kv as cache_ops
 from polyspec_ext.ops.kv import CacheStatus
@@ -134,6 +135,12 @@ def test_opcheck() -> None:
         0,
     )
     torch.library.opcheck(ops.append.default, given, test_utils=tests)
+    keys, values = [a["cache_keys"]], [a["cache_values"]]
+    path = torch.tensor([[0, 1, -1], [1, -1, -1]])
+    given = (keys, values, cache_ops.pointers(keys, values), a["lengths"], path)
+    with FakeTensorMode(allow_non_fake_inputs=True):  # pointers are of these tensors, no copies
+        results = ops.compact_tree.default(*given)
+    assert [(x.shape, x.dtype) for x in results] == [((2,), torch.int64), ((2,), torch.int32)]
     table = torch.zeros(2, 2, dtype=torch.int32)
     given = (a["cache_keys"], a["cache_values"], table, a["keys"], a["values"], a["lengths"], None)
     torch.library.opcheck(ops.append_paged.default, given, test_utils=tests)

@@ -61,6 +61,8 @@ def test_default_rounds() -> None:
     assert default_rounds([]) == default_rounds([4]) == []
     assert default_rounds([8, 4]) == [2]
     assert default_rounds([5, 3]) == [2]
+    assert default_rounds([5, 4]) == [1]
+    assert default_rounds([9, 4]) == [2]
     assert default_rounds([4, 4]) == [1]
     assert default_rounds([0, 3]) == [1]
     assert default_rounds([3, 0]) == [3]

@@ -11,6 +11,7 @@ import pytest
 import toy
 
 import polyspec_ext as ps
+from polyspec_ext.runtime.rows import Origin, origins
 from polyspec_ext.stats import WIDTH, LevelStats, Stats, StatsRecorder, merge
 
 
@@ -37,6 +38,21 @@ def test_positions() -> None:
     assert made.mean_acceptance_length == 1 + 6 / 4
     assert made.draft_acceptance_rate == 6 / 12
     assert math.isnan(LevelStats().mean_acceptance_length)
+
+
+def test_origins_name_the_level_and_the_corrections() -> None:
+    def entry(tokens: int, accepted: int, emitted: int, of_tail: int = 0) -> list[list[int]]:
+        return [[tokens, 0, accepted, emitted, 0, 0, of_tail]]
+
+    draft, between = entry(2, 0, 2), entry(2, 1, 2)
+    by_drafter, corrected, bonus = Origin(3, False), Origin(2, True), Origin(1, False)
+    steps = [draft, between, entry(2, 2, 3)]
+    assert origins(3, [3, 2, 1], steps, 0) == [by_drafter, corrected, bonus]
+    steps = [draft, between, entry(2, 1, 2)]
+    assert origins(3, [3, 2, 1], steps, 0) == [by_drafter, Origin(1, True)]
+    # A tail follows what the level between has handed up.
+    steps = [draft, between, entry(1, 0, 1, 1), entry(3, 3, 4, 1)]
+    assert origins(3, [3, 2, 3, 1], steps, 0) == [by_drafter, corrected, by_drafter, bonus]
 
 
 def test_merge_adds_and_leaves_the_parts_alone() -> None:
