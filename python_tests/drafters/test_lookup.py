@@ -11,6 +11,7 @@ import toy
 import toy_rows
 
 import polyspec_ext as ps
+from polyspec_ext.drafters.proposals import cut_at_eos
 
 
 def searched(text: list[int]) -> tuple[int, list[int]]:
@@ -166,3 +167,14 @@ def test_rows_of_a_batch_do_not_see_each_other() -> None:
         mine, theirs = stats.levels[0], alone.stats.levels[0]
         assert mine.draft_length_histogram == theirs.draft_length_histogram
         assert mine.acceptance_histogram == theirs.acceptance_histogram
+
+
+def test_a_period_goes_on_behind_the_end_of_the_text() -> None:
+    drafter = ps.SuffixMatch()
+    assert drafter.propose(ps.Context([7, 1, 2, 1, 2]), 5).tokens == [1, 2, 1, 2, 1]
+    assert drafter.propose(ps.Context([7, 3, 3]), 3).tokens == [3, 3, 3]
+
+
+def test_drafts_end_with_the_first_end_of_a_text() -> None:
+    assert cut_at_eos([4, 5, 6, 5], frozenset({5, 9})) == [4, 5]
+    assert cut_at_eos([4, 6], frozenset({5})) == [4, 6]

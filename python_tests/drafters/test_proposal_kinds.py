@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import toy
 import toy_rows
@@ -77,24 +78,30 @@ def test_a_switch_leaves_the_rows_of_others_alone() -> None:
 
 
 class Sharing(OfItsOwn):
-    """Writes its rows of logits, which follow the text, to memory that all forks have."""
+    """Writes its rows of logits, which follow the text, to memory that all forks have. Each fork
+    has another vocabulary."""
+
+    def __init__(self, memory: torch.Tensor | None = None, size: int = 20) -> None:
+        super().__init__()
+        self.memory = self.logits if memory is None else memory
+        self.logits = self.memory[..., :size]
 
     def fork(self) -> Sharing:
-        other = Sharing()
-        other.logits = self.logits
-        return other
+        return Sharing(self.memory, 9)
 
     def propose(self, context: Context, k: int) -> Proposal:
         generator = torch.Generator().manual_seed(sum(context.tokens))
-        self.logits.copy_(torch.randn(1, 2, 20, generator=generator))
+        self.logits.copy_(torch.randn(self.logits.shape, generator=generator))
         return super().propose(context, k)
 
 
-def test_forks_may_share_their_memory() -> None:
-    def texts(prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
-        chain = ps.Chain([*toy_rows.make(1), Sharing()], [2])
+@pytest.mark.parametrize("size", [20, 9])
+def test_forks_may_share_their_memory_and_not_their_vocabulary(size: int) -> None:
+    def texts(prompts: list[list[int]], seeds: list[int], size: int) -> list[list[int]]:
+        drafter = Sharing(torch.empty(1, 2, 20), size)
+        chain = ps.Chain([*toy_rows.make(1), drafter], [2])
         return chain.generate(prompts, 20, 1.0, seed=seeds, eos_token_id=[]).new_tokens
 
-    prompts, seeds = [[1], [2, 5], [7]], [3, 4, 5]
-    alone = [texts([one], [seed])[0] for one, seed in zip(prompts, seeds, strict=True)]
-    assert texts(prompts, seeds) == alone
+    prompts, seeds, sizes = [[1], [2, 5], [7]], [3, 4, 5], [size, 9, 9]
+    alone = [texts([p], [s], n)[0] for p, s, n in zip(prompts, seeds, sizes, strict=True)]
+    assert texts(prompts, seeds, size) == alone

@@ -178,6 +178,18 @@ def test_bad_counts_set_a_status_and_keep_the_row() -> None:
     assert cache.status.tolist() == [int(cache_ops.CacheStatus.BAD_LENGTH), 0]
 
 
+def test_a_new_batch_begins_with_zeros() -> None:
+    """A NaN in a hidden slot would spread, behind a rollback too."""
+    cache = RollbackCache(CONFIGS["llama"], 2, capacity=8)
+    cache.inputs(4)
+    states = torch.full((2, 2, 4, 8), torch.nan)
+    cache.update(states, states, 0)
+    cache.rollback([1, 1])
+    cache.reset()
+    assert not cache.layers[0].keys.any()
+    assert not cache.layers[0].values.any()
+
+
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="linear_attention"):
         RollbackCache(LlamaConfig(num_hidden_layers=1, layer_types=["linear_attention"]), 1)

@@ -10,7 +10,7 @@ from rollback_driver import CONFIGS, VOCAB, WINDOWED, Driver, build
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from polyspec_ext.kv_cache.compressed import turn
-from polyspec_ext.kv_cache.layers import ring_positions
+from polyspec_ext.kv_cache.layers import query_positions, ring_positions
 from polyspec_ext.kv_cache.rollback import RollbackCache
 
 
@@ -32,6 +32,11 @@ def test_sliding_windows(name: str) -> None:
     driver.forward([8, 8, 2])
     driver.forward([12, 20, 3])  # longer than the window
     driver.forward([1, 1, 1])
+
+
+def test_padding_repeats_a_position_that_there_is() -> None:
+    places = query_positions(torch.tensor([0, 0, 5]), torch.tensor([0, 2, 1]), 3)
+    assert places.tolist() == [[0, 0, 0], [0, 1, 1], [5, 5, 5]]
 
 
 def test_ring_positions_count_what_is_in_the_slots() -> None:

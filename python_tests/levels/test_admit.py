@@ -55,6 +55,12 @@ def close(one: torch.Tensor, other: torch.Tensor) -> None:
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_a_text_without_tokens_takes_the_place_of_another() -> None:
+    level, lengths = running(KINDS[0])
+    level.admit([level.open(8)], [0], 64, [1])
+    assert level.cache.lengths.tolist() == [lengths[0], 0, lengths[2]]
+
+
 @pytest.mark.parametrize("left", [[], [0], [1, 2]])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_join_and_leave(kind: str, left: list[int]) -> None:

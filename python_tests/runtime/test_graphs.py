@@ -420,6 +420,24 @@ def test_other_errors_of_a_capture_are_raised() -> None:
         graphs.run("k", [], tuple)
 
 
+def test_failures_that_do_not_follow_each_other_do_not_add_up() -> None:
+    class Unsteady(Recorder):
+        refuses = False
+
+        def capture(self, step: Any) -> Any:
+            self.refuses = not self.refuses
+            if self.refuses:
+                raise RuntimeError("now and then")
+            return super().capture(step)
+
+    graphs, memory, owner = Graphs(Unsteady(), progress=False), torch.zeros(1), Owner()
+    for number in range(3):
+        for _ in range(3):
+            key = [number, MemoryKey(owner, [memory])]
+            graphs.run("a", key, lambda: (memory.add_(1),))
+    assert graphs.num_captures == 3
+
+
 def test_a_kind_that_failed_twice_is_not_captured_again() -> None:
     """What was captured of it before, and other kinds, go on; `clear` begins anew."""
     recorder = Recorder()
