@@ -15,6 +15,8 @@
 #                             g++-aarch64-linux-gnu and qemu-user
 #   make test-oldest          the oldest torch and transformers, in an environment of its own (4.5 GB)
 #   make test-vllm            the plug-in inside vLLM, in an environment of its own (3.5 GB)
+#   make mutations            plants the faults of python_tests/mutations, and sees that the tests catch them;
+#                             FAULTS="'AREA: WHAT' '...'" these alone, FAULTS="--search '...'" lists what catches it
 #   make hooks                commits with a subject that is no `area: imperative` are refused
 #   make wheel                a wheel in dist that auditwheel accepts, for Linux no older than this one
 # POLYSPEC_CUDA=ON|OFF in the environment decides about the CUDA kernels.
@@ -41,7 +43,7 @@ QUICK_PYTEST = $(addprefix python_tests/, \
 # What `make test-aarch64` runs: emulated, the others take too long.
 ARM_CTEST = $(QUICK_CTEST)|^(attention_stack|blocks|cpu_rows|dense|int4|ops|product_threads)_test
 
-.PHONY: demo demo-real llama llama-server $(LLAMA_PROGRAM) test test-all quick rebuilt test-oldest test-aarch64 test-vllm torch environment packages built wheel hooks clean
+.PHONY: demo demo-real llama llama-server $(LLAMA_PROGRAM) test test-all mutations quick rebuilt test-oldest test-aarch64 test-vllm torch environment packages built wheel hooks clean
 
 demo: environment
 	$(PY) -m benchmarks demo
@@ -84,6 +86,9 @@ test: torch
 
 test-all: torch
 	VENV=$(VENV) .ci/phases rest
+
+mutations: rebuilt
+	$(PY) python_tests/mutations/plant.py $(FAULTS)
 
 quick: rebuilt
 	$(VENV)/bin/ctest --test-dir build/test --output-on-failure --parallel 2 -R "$(QUICK_CTEST)"

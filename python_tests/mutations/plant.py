@@ -3,30 +3,52 @@
 
     python python_tests/mutations/plant.py                 every fault of faults.py
     python python_tests/mutations/plant.py NAME...         these
-    python python_tests/mutations/plant.py --search NAME   which tests catch it, of those that `make test` runs in
-                                                           the folders of the fault; --all: of all tests
+    python python_tests/mutations/plant.py --search NAME   which tests catch it, of those that
+                                                           `make test` runs in the areas of the
+                                                           fault; --all: of all tests there
 
-A fault is caught when the tests that faults.py names for it fail. Faults of csrc are built first, in the copy. Exit
-status 1 and their names: some were not caught.
+A fault is caught when a test that faults.py names for it fails, or takes longer than the limit,
+since some faults are endless loops. Faults of csrc are built first, in the copy: what the named
+tests need, for the plainest processor, because optimised loops for several processors take five
+times as long to compile. Exit status 1 and their names: some were not caught.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+
+# Imported once: each fault's tests run in a fork.
+import pytest
+import torch  # noqa: F401
+import transformers  # noqa: F401
 from faults import FAULTS, Fault
+from transformers import LlamaForCausalLM  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "-rfE", "--tb=no")
+PYTEST = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-rfE", "--tb=no")
 CATCHES = re.compile(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - |$)", re.M)
+SECONDS = 300  # of the tests of a fault
+TOOLS = Path(sys.executable).parent
+# No LTO, no copies of loops for other processors than the plainest.
+PLAIN = (
+    "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=generic",
+    "-DPOLYSPEC_HAS_TSAN_EXITCODE=1", "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
+    "-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF",
+)  # fmt: skip
 
 
 def copied(folder: Path) -> Path:
@@ -43,48 +65,70 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def build(tree: Path) -> None:
-    """Build what is older than its sources: the module without CUDA kernels, and CTest's programs."""
-    variables = os.environ | {"POLYSPEC_CUDA": "OFF"}
-    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    variables["PATH"] = tools
+def build(tree: Path, tests: Iterable[str]) -> None:
+    """Build what `tests` need: programs of CTest, and for others the module."""
+    programs = {test.partition("ctest ")[2] or "_C" for test in tests}
+    paths = f"{TOOLS}{os.pathsep}{os.environ['PATH']}"
+    variables = os.environ | {"POLYSPEC_CUDA": "OFF", "PATH": paths}
     folder = tree / "build"
-    commands = (
-        ["cmake", "-S", tree, "-B", folder, "-G", "Ninja", "-DPOLYSPEC_BUILD_PYTHON=ON",
-         "-DPOLYSPEC_BUILD_TESTS=ON", f"-DPython_EXECUTABLE={sys.executable}"],
-        ["cmake", "--build", folder, "--", "-k", "0"],
-        ["cmake", "--install", folder, "--component", "python", "--prefix", tree / "polyspec_ext"],
-    )  # fmt: skip
+    commands = [["cmake", "--build", folder, "--target", *programs]]
+    if not (folder / "build.ninja").exists():
+        python = f"-DPython_EXECUTABLE={sys.executable}"
+        options = (python, "-DPOLYSPEC_BUILD_PYTHON=ON", "-DPOLYSPEC_BUILD_TESTS=ON", *PLAIN)
+        commands.insert(0, ["cmake", "-S", tree, "-B", folder, "-G", "Ninja", *options])
     for command in commands:
         done = subprocess.run(command, env=variables, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{command}: {done.stdout[-3000:]}{done.stderr}")
+    for module in folder.glob("_C*.so"):
+        shutil.copy2(module, tree / "polyspec_ext")
 
 
-def caught(tree: Path, tests: list[str], stop: bool = True) -> tuple[bool, list[str]]:
-    """Run tests in the copy; return whether one failed, and the names of those that did."""
-    programs = [test.removeprefix("ctest ") for test in tests if test.startswith("ctest ")]
-    nodes = [test for test in tests if not test.startswith("ctest ")]
+def _in_fork(tree: Path, words: Sequence[str], log: Path) -> None:
+    os.setsid()  # programs that tests start end with them
+    os.chdir(tree)
+    sys.path[0], sys.dont_write_bytecode = str(tree), True
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        code = pytest.main([*PYTEST, *words])
+        sys.stdout.flush()
+    os._exit(code)
+
+
+def caught(tree: Path, tests: Sequence[str], stop: bool = True) -> list[str]:
+    """Run tests in the copy; return the names of those that failed, with `stop` of the first."""
     failed = []
-    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    for name in programs:
-        words = ["ctest", "--test-dir", tree / "build", "-R", f"^{re.escape(name)}$"]
-        tool = Path(sys.executable).with_name("ctest")
-        words[0] = str(tool) if tool.exists() else "ctest"
-        if subprocess.run(words, env=variables, capture_output=True).returncode:
+    nodes = [test for test in tests if not test.startswith("ctest ")]
+    for name in (test.removeprefix("ctest ") for test in tests if test not in nodes):
+        program: dict[str, Any] = {"check": True, "capture_output": True, "timeout": SECONDS}
+        try:
+            subprocess.run([tree / "build" / name], **program)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
             failed.append(f"ctest {name}")
-    if nodes and not (stop and failed):
-        done = subprocess.run(
-            [sys.executable, *PYTEST, *(["-x"] if stop else []), *nodes],
-            cwd=tree, env=variables, capture_output=True, text=True,
-        )  # fmt: skip
-        # 4: a test that a fault names is not there. 5: none was selected.
-        if done.returncode in (4, 5):
-            raise SystemExit(f"{nodes}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-        failed += CATCHES.findall(done.stdout)
-        if done.returncode and not failed:  # not even collected
-            failed.append("collection")
-    return bool(failed), failed
+    if not nodes or (stop and failed):
+        return failed
+    log = tree / "pytest.log"
+    words = (tree, [*(["-x"] if stop else []), *nodes], log)
+    fork = multiprocessing.get_context("fork").Process(target=_in_fork, args=words)
+    fork.start()
+    fork.join(SECONDS)
+    if fork.is_alive():
+        os.killpg(fork.pid or 0, signal.SIGKILL)
+        return [*failed, "no end"]
+    said = log.read_text()
+    # 4: a test that a fault names is not there. 5: none was selected.
+    if fork.exitcode in (4, 5):
+        raise SystemExit(f"{nodes}: {said[-3000:]}")
+    found = CATCHES.findall(said)
+    return failed + (found or (["collection"] if fork.exitcode else []))
+
+
+def areas_of(fault: Fault) -> list[str]:
+    """Return the files of the tests that catch a fault, and its further areas."""
+    files = [test.partition("::")[0] for test in fault.tests]
+    areas = [f"python_tests/{area}" for area in fault.areas]
+    return list(dict.fromkeys([*files, *areas]))
 
 
 def planted(fault: Fault, tree: Path) -> tuple[Path, str]:
@@ -111,31 +155,25 @@ def main() -> int:
     missed = []
     with tempfile.TemporaryDirectory(prefix="polyspec-mutations-") as folder:
         tree = copied(Path(folder))
-        native = [fault for fault in chosen if fault.file.startswith("csrc/")]
-        if native:
-            build(tree)
         # What is built last is the module of the last fault, so those of Python come first.
-        for fault in sorted(chosen, key=native.__contains__):
+        for fault in sorted(chosen, key=lambda fault: fault.file.startswith("csrc/")):
             began = time.perf_counter()
+            tests = list(fault.tests)
+            if args.search:
+                tests = [*([] if args.all else ["-m", "not slow"]), *areas_of(fault)]
             path, before = planted(fault, tree)
             try:
-                if fault in native:
-                    build(tree)
-                if args.search:
-                    every = [] if args.all else ["-m", "not slow"]
-                    tests = [f"python_tests/{area}" for area in fault.areas]
-                    found, names = caught(tree, [*every, *tests], stop=False)
-                else:
-                    found, names = caught(tree, list(fault.tests))
+                if fault.file.startswith("csrc/"):
+                    build(tree, tests)
+                names = caught(tree, tests, stop=not args.search)
             finally:
                 path.write_text(before)
             seconds = time.perf_counter() - began
-            verdict = "caught" if found else "NOT CAUGHT"
+            verdict = "caught" if names else "NOT CAUGHT"
             print(f"{verdict:10} {seconds:6.1f} s  {fault.name}", flush=True)
-            if args.search:
-                for name in names:
-                    print(f"             {name}")
-            if not found:
+            for name in names if args.search else ():
+                print(f"             {name}")
+            if not names:
                 missed.append(fault.name)
     print(f"{len(chosen) - len(missed)} of {len(chosen)} faults caught")
     if missed:
