@@ -212,8 +212,10 @@ def test_other_paths_methods_types_and_hosts_are_refused(narrow: Served) -> None
     assert httpx.get(f"{narrow.url}/v1/other").status_code == 404
     assert httpx.get(narrow.url + TEXT).status_code == 405
     assert "expected a POST request" in httpx.get(narrow.url + TEXT).json()["error"]["message"]
-    form = httpx.post(narrow.url + TEXT, content=json.dumps(PROMPT))
-    assert form.status_code == 415
+    for kind in (None, "text/plain", "application/x-www-form-urlencoded"):
+        sent = {} if kind is None else {"Content-Type": kind}
+        form = httpx.post(narrow.url + TEXT, content=json.dumps(PROMPT), headers=sent)
+        assert form.status_code == 415
     other = httpx.post(narrow.url + TEXT, json=PROMPT, headers={"Host": "elsewhere.example"})
     assert other.status_code == 400
     assert httpx.get(f"{narrow.url}/health").status_code == 200
