@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 from .. import arguments
 from .adaptive import Joint
 from .base import RoundReport, WindowPolicy
 
-
-@runtime_checkable
-class Switch(Protocol):
-    """A drafter with interchangeable members (`drafters.SwitchingDrafter`)."""
-
-    active: int
-
-    @property
-    def members(self) -> Sequence[object]: ...
+_FORGETTING = 0.98  # weight of a round relative to the next
+# Weight of the bound's bonus, as a share of the throughput: the tokens of a round deviate from
+# their mean by about half of it, and with a much smaller bonus an unlucky start would exclude a
+# drafter.
+_CONFIDENCE = 0.5
 
 
 class DrafterChoice:
@@ -31,13 +26,9 @@ class DrafterChoice:
     A batch has one active drafter; it may change before each `stay`-th round.
 
     Args:
-        drafter: the drafter of the chain.
+        drafter: the `SwitchingDrafter` of the chain.
         policy: creates the window policy of a drafter. Default: `Joint`.
         stay: rounds of the target between choices, >= 1.
-        forgetting: weight of a round relative to the next, in (0, 1].
-        confidence: weight of the bound's bonus, >= 0, as a share of the throughput. (The tokens of
-            a round deviate from their mean by about half of it; with a much smaller bonus an
-            unlucky start would exclude a drafter.)
 
     Raises:
         TypeError, ValueError: an argument of another type or out of range.
@@ -45,36 +36,26 @@ class DrafterChoice:
 
     def __init__(
         self,
-        drafter: Switch,
+        drafter: Any,
         policy: Callable[[], WindowPolicy] = Joint,
         *,
         stay: int = 4,
-        forgetting: float = 0.98,
-        confidence: float = 0.5,
     ) -> None:
-        arguments.instance("drafter", drafter, Switch, none=False)
+        if isinstance(drafter, type) or not getattr(drafter, "members", None):
+            raise TypeError(
+                f"drafter: expected a SwitchingDrafter, given {arguments.shown(drafter)}"
+            )
         arguments.function("policy", policy)
-        stay = arguments.integer("stay", stay, low=1)
-        forgetting = arguments.real("forgetting", forgetting)
-        if forgetting == 0:
-            raise ValueError("forgetting: expected a number in (0, 1], given 0")
-        confidence = arguments.real("confidence", confidence, sys.float_info.max)
-        self.drafter = drafter
-        self.stay, self.forgetting, self.confidence = stay, forgetting, confidence
+        self.drafter, self.stay = drafter, arguments.integer("stay", stay, low=1)
         count = len(drafter.members)
         self.policies = [policy() for _ in range(count)]
         for instance in self.policies:
             arguments.instance("policy", instance, WindowPolicy, none=False)
         self._rounds, self._tokens, self._seconds = ([0.0] * count for _ in range(3))
-        self._left = stay
+        self._left = self.stay
         self._first: int | None = None  # the request that reports first in its batch
         self._at_work: dict[int, int] = {}  # by request: drafter of the latest round
         self._windows: dict[int, Sequence[int]] = {}  # by request: windows of the first round
-
-    def throughput(self) -> list[float]:
-        """Return tokens per second of each drafter; NaN before its first round."""
-        pairs = zip(self._tokens, self._seconds, strict=True)
-        return [tokens / seconds if seconds > 0 else math.nan for tokens, seconds in pairs]
 
     def next(self, report: RoundReport) -> Sequence[int]:
         """Choose windows (`WindowPolicy.next`)."""
@@ -111,21 +92,21 @@ class DrafterChoice:
         if seconds <= 0 or not drafted:
             return  # plain decoding has no information about a drafter
         for table in (self._rounds, self._tokens, self._seconds):
-            table[:] = [self.forgetting * value for value in table]
+            table[:] = [_FORGETTING * value for value in table]
         self._rounds[at] += 1
         self._tokens[at] += report.committed
         self._seconds[at] += seconds
 
     def _best(self) -> int:
-        speeds, total = self.throughput(), sum(self._rounds)
-        known = [speed for speed in speeds if not math.isnan(speed)]
-        if not known:
-            return self.drafter.active
-        bonus = self.confidence * max(known) * math.sqrt(math.log(1 + total))
+        pairs = zip(self._tokens, self._seconds, strict=True)
+        speeds = [tokens / seconds if seconds > 0 else 0.0 for tokens, seconds in pairs]
+        if not any(self._seconds):
+            active: int = self.drafter.active
+            return active
+        bonus = _CONFIDENCE * max(speeds) * math.sqrt(math.log(1 + sum(self._rounds)))
 
         def bound(at: int) -> float:
-            if math.isnan(speeds[at]) or self._rounds[at] < 1e-3:
-                return math.inf
-            return speeds[at] + bonus / math.sqrt(self._rounds[at])
+            rounds = self._rounds[at]
+            return speeds[at] + bonus / math.sqrt(rounds) if rounds >= 1e-3 else math.inf
 
         return max(range(len(speeds)), key=bound)

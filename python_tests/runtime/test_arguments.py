@@ -274,7 +274,7 @@ CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
     *((kind.__name__, kind, policy_options(kind)) for kind in ps.policies.POLICIES.values()),
     ("DrafterChoice", choice,
      {"drafter": [None, *NO_OBJECT, ps.PromptLookup()], "policy": [*FUNCTION, int, object],
-      "stay": FROM_1, "forgetting": [*UNIT, 0], "confidence": POSITIVE}),
+      "stay": FROM_1}),
     ("policies.named", lambda policy: ps.policies.named(policy), {"policy": [None, *NO_OBJECT]}),
     ("RollbackCache",
      lambda **own: ps.RollbackCache(**{"config": model().config, "batch_size": 1, **own}),
@@ -363,7 +363,7 @@ def test_good_values() -> None:
     assert ps.DynamicTree(two, two).top_k == 2
     assert ps.StaticTree(np.array([[0], [1]])).parents == [-1, -1]
     assert switching(level=two).name == "prompt lookup | suffix match"
-    assert choice(stay=two, forgetting=one).stay == 2
+    assert choice(stay=two).stay == 2
     assert ps.policies.Joint(max_windows=(two, 4), forgetting=one).max_windows == [2, 4]
     cached = ps.RollbackCache.for_model(model(), 2)
     parents = torch.tensor([-1, 0, 0])
