@@ -24,6 +24,9 @@ from benchmarks.methods import Method, Models, decoder, default_keys, read_keys,
 from benchmarks.shapes import SHAPES, Shape, growth_of, weight_bytes
 from polyspec_ext import tiny
 
+pytest.importorskip("pandas")
+pytest.importorskip("matplotlib")
+
 # Five questions in Spec-Bench's format, of five tasks, one of them with two turns.
 QUESTIONS: list[dict[str, Any]] = [
     {

@@ -14,11 +14,13 @@ from typing import Any
 
 import bench_runs as runs
 import numpy as np
-import pandas as pd
 import pytest
 
-from benchmarks import record, report
-from benchmarks.__main__ import main
+pd = pytest.importorskip("pandas")
+pytest.importorskip("matplotlib")
+
+from benchmarks import record, report  # noqa: E402  (imports both)
+from benchmarks.__main__ import main  # noqa: E402
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 COMMITTED = sorted(path.parent for path in RESULTS.rglob(record.TURNS))

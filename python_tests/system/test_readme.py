@@ -71,7 +71,9 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.page)
 def test_a_python_block_runs_by_itself(block: Block) -> None:
-    """As a reader would paste it, with the shipped models and nothing else."""
+    """As a reader would paste it, with the shipped models and what the page says it needs."""
+    if block.page == "docs/grammar.md":
+        pytest.importorskip("llguidance")
     names: dict[str, Any] = {}
     exec(compile(block.text, block.page, "exec"), names)
     for name, holds in CLAIMS.items():
@@ -254,6 +256,7 @@ def test_sentences_are_short(page: str) -> None:
 
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
+    pytest.importorskip("pandas")
     return native_builds.loaded(DOCS / "tables.py")
 
 
