@@ -377,9 +377,7 @@ class Chain:
         inputs.refuse(self.stream, others)
         self._note_file(input_ids)
         ids, mask = inputs.unwrapped("input_ids", input_ids)
-        prompts = inputs.prompts(
-            "input_ids", inputs.rows_of("input_ids", ids), self.vocab_sizes[0], mask
-        )
+        prompts = self._prompts(ids, inputs.rows_of("input_ids", ids), mask)
         if len(prompts) != 1:
             raise ValueError(
                 f"input_ids: expected one prompt to stream, given {len(prompts)}; use batch() for "
@@ -424,6 +422,13 @@ class Chain:
 
             rules = with_penalty(rules, penalty)
         return {**of_file, **given, "rules": rules}
+
+    def _prompts(self, ids: object, rows: Sequence[list[int]], mask: Any) -> inputs.Prompts:
+        target, padding = self.levels[0], None
+        # Texts have no padding; decoders of some models begin with the id of padding.
+        if not isinstance(ids, inputs.Prompts) and not hasattr(target, "reads_encoder_input"):
+            padding = getattr(target, "pad_token_id", None)
+        return inputs.prompts("input_ids", rows, self.vocab_sizes[0], mask, padding)
 
     def _note_file(self, ids: object) -> None:
         """Say once that calls with ids of a caller do not follow the target's file."""
@@ -523,7 +528,8 @@ class Chain:
         """Begin a batch of token lists; the caller runs it by ``advance()``.
 
         Args:
-            prompts: as `input_ids` of `generate`; the lists are copied.
+            prompts: as `input_ids` of `generate`, without padding but for a tokenizer's mask; the
+                lists are copied.
             max_new_tokens ... eos_token_id, rules: as for `generate`.
             encoder_input_ids: as for `generate`, or an `EncodedInput`, which has a mask as well.
             processors, observe: as for `Batch`. Processors apply after the rules.
@@ -592,6 +598,13 @@ class Chain:
             arguments.integer("max_new_tokens", limit)
             for limit in arguments.per_row("max_new_tokens", max_new_tokens, count)
         ]
+        begin = [getattr(self.levels[0], "bos_token_id", None)] * 2
+        if begin[0] is not None and begin in [prompt[:2] for prompt in prompts]:
+            self._say_once(
+                "a prompt begins with two BOS tokens ({}), as of a chat template and a tokenizer "
+                "that adds one: use add_special_tokens=False",
+                {"bos_token_id": begin[0]},
+            )
         for prompt, limit in zip(prompts, limits, strict=True):
             inputs.require_room(self.names, self.engine.parts, len(prompt), limit)
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -657,6 +670,8 @@ class Chain:
             eos_token_id: id or ids in [0, vocab_size) that end a text (and are kept), or a list of
                 ids for each row; None: the ids of the target's configuration, []: none.
             attention_mask: ``[B, N]``, 0 where a row of `input_ids` is padding, on either side.
+                None: the target's pad_token_id at the ends of rows of equal length is padding,
+                unless it also ends texts.
             pad_token_id: fills the ends of short rows of the output. None: the first EOS id, or 0.
             encoder_input_ids: input of the encoders for an encoder-decoder target: a single text,
                 ``[S]`` or ``[1, S]``, or a mapping as for `input_ids`; `input_ids` is then the
@@ -680,7 +695,7 @@ class Chain:
         self._note_file(input_ids)
         ids, attention_mask = inputs.unwrapped("input_ids", input_ids, attention_mask)
         id_rows = inputs.rows_of("input_ids", ids)
-        prompts = inputs.prompts("input_ids", id_rows, self.vocab_sizes[0], attention_mask)
+        prompts = self._prompts(ids, id_rows, attention_mask)
         if pad_token_id is not None:
             pad_token_id = arguments.int64("pad_token_id", pad_token_id)
         n = arguments.integer("n", n, arguments.SIZE_MAX, 1)

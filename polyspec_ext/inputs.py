@@ -110,16 +110,28 @@ def rows_of(name: str, value: Any) -> list[list[int]]:
 
 
 def prompts(
-    name: str, rows: Sequence[list[int]], vocab_size: int, attention_mask: Any = None
+    name: str,
+    rows: Sequence[list[int]],
+    vocab_size: int,
+    attention_mask: Any = None,
+    padding: int | None = None,
 ) -> Prompts:
-    """Check the ids of `rows_of`, and return them without padding."""
+    """Check the ids of `rows_of`, and return them without padding. Without a mask, ids `padding` at
+    the ends of rows of equal length are padding, as `generate` of transformers takes them."""
     if attention_mask is not None:
         rows = _unpadded(rows, attention_mask)
+    elif padding is not None and len(set(map(len, rows))) == 1:
+        rows = [_stripped(row, padding) for row in rows]
     for row in rows:
         if not row:
             raise ValueError(f"{name}: expected at least 1 token, given 0")
         arguments.require_ids(name, row, vocab_size)
     return Prompts(rows)
+
+
+def _stripped(row: list[int], padding: int) -> list[int]:
+    text = [i for i, token in enumerate(row) if token != padding]
+    return row[text[0] : text[-1] + 1] if text else row
 
 
 def _unpadded(rows: Sequence[list[int]], mask: Any) -> list[list[int]]:

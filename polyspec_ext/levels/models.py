@@ -122,6 +122,17 @@ class ModelLevel:
         return eos_ids(self.model)
 
     @property
+    def bos_token_id(self) -> int | None:
+        """Id that begins a text, from the generation configuration or else the model's."""
+        return _id_of(self.model, "bos_token_id")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Id of padding, likewise; None if it also ends a text, so that it may be of the text."""
+        padding = _id_of(self.model, "pad_token_id")
+        return None if padding in self.eos_token_ids else padding
+
+    @property
     def generation_config(self) -> dict[str, Any]:
         """What the model's generation_config.json says of texts but for their ends."""
         config = getattr(self.model, "generation_config", None)
@@ -151,6 +162,13 @@ def eos_ids(model: Any) -> tuple[int, ...]:
         if ids is not None:
             return (ids,) if isinstance(ids, int) else tuple(ids)
     return ()
+
+
+def _id_of(model: Any, name: str) -> int | None:
+    for config in (getattr(model, "generation_config", None), model.config):
+        if isinstance(value := getattr(config, name, None), int):
+            return value
+    return None
 
 
 def is_encoder_decoder(model: Any) -> bool:

@@ -19,6 +19,7 @@ import toy_rows
 import toy_trees
 from hypothesis import given
 from hypothesis import strategies as st
+from small_models import llama
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -178,6 +179,38 @@ def test_what_is_given_goes_before_the_file(configured, file, given, wanted) -> 
     assert options["rules"] is None
     usual = chain.text_options(default_temperature=1.0)["temperature"]
     assert usual == (file["temperature"] if "do_sample" in file and len(file) > 1 else 1.0)
+
+
+@pytest.mark.parametrize("pad", [0, 2, None])
+def test_padding_without_a_mask_is_what_generate_takes_for_it(pad: int | None) -> None:
+    """The padding id at the ends of rows, unless it also ends texts."""
+    model = llama(0, 2, 96, eos_token_id=2, pad_token_id=pad, initializer_range=0.3)
+    filled = 0 if pad is None else pad
+    ids = torch.tensor([[filled, filled, 5, 6, 7], [5, 6, filled, 8, 9]])
+    mask = (ids != filled).long() if pad == 0 else torch.ones_like(ids)
+    mask[1] = 1
+    chain = ps.Chain([model])
+    wanted = chain.generate(ids, 6, attention_mask=mask)
+    got = chain.generate(ids, 6)
+    assert got.sequences.equal(wanted.sequences)
+    [row] = model.generate(ids[:1], max_new_tokens=6, do_sample=False)[:, 5:]
+    assert got.new_tokens[0] == row.tolist()[: len(got.new_tokens[0])]
+    assert list(chain.stream(ids[0], 6)) == got.new_tokens[0]
+    assert chain.generate([[filled] * 3 + [5], [5]], 1).sequences.shape == (2, 5)
+    shown = [chain.generate(rows, 4).new_tokens for rows in ([[filled] * 3], [[filled] * 3, [5]])]
+    assert shown[0][0] == shown[1][0]  # nothing but that id is no padding
+
+
+def test_two_bos_tokens_are_said_once() -> None:
+    chain = ps.Chain([llama(0, 1, 96, bos_token_id=1)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chain.generate([[1, 5, 1, 1]], 1)
+    with pytest.warns(UserWarning, match=r"begins with two BOS tokens .bos_token_id=1.*add_spec"):
+        chain.generate([[5], [1, 1, 5]], 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.Server(chain, 1).add([1, 1, 5], 1)
 
 
 def test_what_of_the_file_is_not_followed_is_said(configured: Callable[..., str]) -> None:
