@@ -27,7 +27,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def slow_tests() -> dict[str, set[str]]:
-    """Read slow.txt: the functions of which `make test` leaves out instances, and those it keeps."""
+    """Read slow.txt: functions of which `make test` leaves out instances, and those it keeps."""
     kept: dict[str, set[str]] = {}
     function = ""
     for line in (Path(__file__).parent / "slow.txt").read_text().splitlines():
