@@ -64,7 +64,8 @@ def followed(chain: Chain, request: dict[str, Any]) -> dict[str, Any]:
     """Return the request with what the target's generation_config.json says of what is not given
     (`Chain.text_options`)."""
     names = ("temperature", "top_k", "top_p", "min_p", "rules")
-    return request | chain.text_options(**{name: request.get(name) for name in names})
+    given: dict[str, Any] = {name: request.get(name) for name in names}
+    return request | chain.text_options(**given)
 
 
 def samples(request: dict[str, Any]) -> bool:

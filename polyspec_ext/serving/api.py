@@ -106,12 +106,12 @@ class Endpoint:
         self.model = Model(
             name,
             tokenizer,
-            chain.text_options,
             ends_of_turn(tokenizer, target),
             [token for token in getattr(target, "eos_token_ids", ()) if 0 <= token < vocab_size],
             min((length for length in lengths if length is not None), default=None),
             self.limits.prompt,
             min(128, server.slots + server.max_waiting),
+            chain.text_options,
         )
         self._server, self._engine = server, AsyncServer(server)
         self._metrics = Metrics(name, server)

@@ -96,6 +96,11 @@ def wrong(error: TypeError | ValueError) -> Refusal:
     return Refusal(400, f"{_FIELDS.get(name, name)}{colon}{rest}")
 
 
+def _without_file(default_temperature: float, **given: Any) -> dict[str, Any]:
+    usual = {"temperature": default_temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    return usual | {name: value for name, value in given.items() if value is not None}
+
+
 @dataclass(frozen=True)
 class Model:
     """The served model.
@@ -103,23 +108,23 @@ class Model:
     Attributes:
         name: model name in the API.
         tokenizer: tokenizer of transformers.
-        text_options: `Chain.text_options`.
         ends: ids that end a chat answer (`chat.ends_of_turn`).
         eos: ids that end a completion.
         context: maximum tokens of prompt and answer; None: no limit.
         prompt_limit: maximum tokens of a prompt; None: no limit.
         choices: maximum choices of a request, prompts times `n`.
+        text_options: `Chain.text_options`.
         longest: maximum characters of a token.
     """
 
     name: str
     tokenizer: Any
-    text_options: Callable[..., dict[str, Any]]
     ends: Sequence[int]
     eos: Sequence[int]
     context: int | None = None
     prompt_limit: int | None = None
     choices: int = 128
+    text_options: Callable[..., dict[str, Any]] = _without_file
     longest: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -436,7 +441,7 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
     samples = fields.take("do_sample", arguments.flag, hot != 0)
     if hot is not None and samples != (hot != 0):
         raise ValueError(f"do_sample: expected {hot != 0} beside temperature {hot}: remove one")
-    given = {name: fields.take(name, _number, None) for name in ("top_p", "min_p")}
+    given: dict[str, Any] = {name: fields.take(name, _number, None) for name in ("top_p", "min_p")}
     given["temperature"] = hot if samples else 0.0
     options["priority"] = fields.take("priority", _count(-(2**31), 2**31 - 1), 0)
     top_k = fields.take("top_k", _count(-1, 2**31 - 1), None)

@@ -27,7 +27,6 @@ from polyspec_ext.serving.server import Event  # noqa: E402
 from polyspec_ext.stats import LevelStats, Stats  # noqa: E402
 
 PROMPT = tiny.prompt_of(QUESTION)
-TEXT_OPTIONS = ps.Chain([tiny.path("drafter")]).text_options
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 7}
 REQUESTS: list[dict[str, Any]] = [{"temperature": 0}, SAMPLED]
 EXTRAS = {"top_k": 40, "min_p": 0.02}
@@ -210,7 +209,7 @@ def test_requests_follow_the_models_own_file() -> None:
     chain = ps.Chain([tiny.path("drafter")])
     file = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.2}
     chain.levels[0].model.generation_config.update(**file)
-    model = protocol.Model("m", tiny.tokenizer(), chain.text_options, [], [])
+    model = protocol.Model("m", tiny.tokenizer(), [], [], text_options=chain.text_options)
     for given, temperature, top_p, penalty in (
         ({}, 0.7, 0.8, 1.2),
         ({"do_sample": False}, 0.0, 0.8, 1.2),
@@ -220,13 +219,13 @@ def test_requests_follow_the_models_own_file() -> None:
         [options] = protocol.read({"prompt": [5], **given}, model, False).options
         assert (options["temperature"], options["top_p"]) == (temperature, top_p)
         assert options["rules"].repetition_penalty == penalty
-    plain = protocol.Model("m", tiny.tokenizer(), TEXT_OPTIONS, [], [])
+    plain = protocol.Model("m", tiny.tokenizer(), [], [])
     assert protocol.read({"prompt": [5]}, plain, False).options[0]["temperature"] == 1.0
 
 
 def answered(tokenizer: Any, body: dict[str, Any], *events: Event) -> dict[str, Any]:
     """Return the answer to a completion whose request has these events."""
-    model = protocol.Model("m", tokenizer, TEXT_OPTIONS, [], [])
+    model = protocol.Model("m", tokenizer, [], [])
     wanted = protocol.read({"prompt": [5], **body}, model, False)
     choices = [protocol.Choice(wanted, model, number) for number in range(len(wanted.options))]
     pieces = [choice.add(event) for choice, event in zip(choices, events, strict=True)]
@@ -412,7 +411,7 @@ def test_messages_reach_the_template_whole() -> None:
         "[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
         "{% endfor %}{% endfor %}{% if add_generation_prompt %}>{% endif %}{{ enable_thinking }}"
     )
-    model = protocol.Model("m", tokenizer, TEXT_OPTIONS, [1], [1])
+    model = protocol.Model("m", tokenizer, [1], [1])
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     asked = {"messages": [{"role": "user", "content": parts}]}
     calls = [{"id": "1", "type": "function", "function": {"name": "g", "arguments": "{}"}}]

@@ -309,9 +309,7 @@ class Slow:
 )
 def test_what_is_too_long_is_not_tokenized(chat, body, param) -> None:
     tokenizer = Slow()
-    model = protocol.Model(
-        "m", tokenizer, ps.Chain([tiny.path("drafter")]).text_options, [1], [1], context=100
-    )
+    model = protocol.Model("m", tokenizer, [1], [1], context=100)
     with pytest.raises(protocol.Refusal, match="expected at most") as error:
         protocol.read(body, model, chat)
     assert (error.value.status, error.value.param) == (400, param)

@@ -57,8 +57,8 @@ def talk(
     seen: list[str] = []
     stream = ps.Chain.stream
 
-    def noted(self: ps.Chain, input_ids: list[int], *args: Any, **options: Any) -> ps.Stream:
-        seen.append(tiny.tokenizer().decode(input_ids))
+    def noted(self: ps.Chain, input_ids: Any, *args: Any, **options: Any) -> ps.Stream:
+        seen.append(tiny.tokenizer().decode(input_ids[0]))
         return stream(self, input_ids, *args, **options)
 
     with monkeypatch.context() as patch:

@@ -168,9 +168,10 @@ def test_a_special_token_is_a_stop_string(kind: str) -> None:
         before = words[:count]
         reader = StopStrings(tokenizer, ["<s>", "no such text", "<reserved>"])
         shown = "".join(map(reader.add, [*before, special, *words]))
-        assert shown + reader.rest() == reader.text == tokenizer.decode(before)
+        whole = tokenizer.decode(before, skip_special_tokens=True)
+        assert shown + reader.rest() == reader.text == whole
         assert (reader.stopped, reader.tokens) == ("<reserved>", [*before, special])
-    whole = tokenizer.decode(words)
+    whole = tokenizer.decode(words, skip_special_tokens=True)
     reader = StopStrings(tokenizer, [whole[-2:], "<reserved>"])
     assert "".join(map(reader.add, [*words, special])) == whole[:-2]
     assert reader.stopped == whole[-2:]
