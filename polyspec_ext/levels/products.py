@@ -352,7 +352,7 @@ def shallow(module: Any) -> Any:
     """Return the module with new tables of the same parameters, buffers, children and hooks. (Later
     hooks are not shared: transformers adds hooks to a model when hidden states are first requested,
     and shared hooks would record each state twice.)"""
-    twin = type(module).__new__(type(module))
+    twin: Any = object.__new__(type(module))
     vars(twin).update(vars(module))  # parametrized modules refuse `copy.copy`
     for name, table in vars(module).items():
         if isinstance(table, dict) and name.startswith("_"):

@@ -144,7 +144,7 @@ class RowState:
         own = len(state.layers) - len(self._beside)
         del self.past.layers[own:]
         missing = state.kinds[len(self.past.layers) : own]
-        self.past.layers += [kind.__new__(kind) for kind in missing]
+        self.past.layers += [object.__new__(kind) for kind in missing]
         for layer, stored in zip(self._layers, state.layers, strict=True):
             vars(layer).clear()
             vars(layer).update(_copied(stored))
