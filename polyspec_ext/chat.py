@@ -78,7 +78,6 @@ def chat_text(
 
 
 def _special_words(tokenizer: Any) -> dict[str, int]:
-    """Return the special tokens of a tokenizer, which texts leave out, with their ids."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     ids = [*tokenizer.all_special_ids, *(id for id in added if added[id].special)]
     return dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
@@ -512,7 +511,7 @@ class StopStrings:
         return 0
 
     def _num_tokens_of(self, text: str) -> int:
-        decoder = self._decoder  # the least number whose text begins with `text`
+        decoder = self._decoder  # the least number of tokens with a text that begins with `text`
         return bisect.bisect_left(
             range(len(decoder.tokens)),
             True,

@@ -31,7 +31,7 @@ __all__ = ["Endpoint", "Limits", "require_extra"]
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 _BODY_SECONDS = 30.0  # limit of receiving a body
-# The page loads nothing from other hosts, whatever text a model writes.
+# The page loads nothing from other hosts, with any text of a model.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; " \
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; " \
     "frame-ancestors 'none'"  # fmt: skip

@@ -46,7 +46,7 @@ _NEUTRAL: dict[str, Sequence[Any]] = {
     "length_penalty": [1], "typical_p": [1], "mirostat": [0],
 }  # fmt: skip
 _NEUTRAL_OF_STREAMS = {"include_obfuscation": [False], "continuous_usage_stats": [False]}
-# Options of `Server.add` whose fields have other names.
+# Options of `Server.add` with other names of their fields.
 _FIELDS = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -763,7 +763,7 @@ class Answers:
         return answer
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """Return the chunk before the text of a choice; None: no such chunk."""
+        """Return the chunk before the text of a choice; None: no chunk."""
         if self._wanted.chat:
             shown = {"index": index, "delta": {"role": "assistant", "content": ""}}
             return self._chunk({**shown, "logprobs": None, "finish_reason": None})
@@ -871,7 +871,7 @@ def _entry(word: str, logprob: float) -> dict[str, Any]:
 
 
 def speculative_decoding(requests: Sequence[Stats]) -> dict[str, Any]:
-    """Return what the target accepted in the requests of an answer, in vLLM's format. Means over
+    """Return the target's acceptance in the requests of an answer, in vLLM's format. Means over
     no drafts are None."""
     target = merge(requests).levels[0]
     return {

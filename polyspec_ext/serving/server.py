@@ -111,7 +111,7 @@ class Server:
         self._waiting: list[tuple[int, int, Row]] = []  # a heap, by priority and id
         self._aborted: set[int] = set()
         self._readings: list[Reading] = []
-        self._running: dict[int, Row] = {}  # with the requests whose prompts are being read
+        self._running: dict[int, Row] = {}  # with the requests of unread prompts
         self._numbers = list(range(slots))  # free numbers for the policy
         # Alternatives asked for by token, and the alternatives since the last event.
         self._alternatives: dict[int, tuple[int, list[Alternatives]]] = {}
@@ -351,7 +351,7 @@ class Server:
                 self._fail(row, error, events)
 
     def _event(self, row: Row, begin: int) -> Event:
-        """Return the event of a request whose new tokens begin at `begin`."""
+        """Return the event of a request with its new tokens from `begin` on."""
         tokens = row.tokens[len(row.tokens) - len(row.logprobs) + begin :]
         origins = row.origins[begin:]
         asked = row.number in self._alternatives
