@@ -128,6 +128,7 @@ def test_a_saved_chain_is_the_planned_one(planned: ps.Plan, tmp_path: Path) -> N
         assert out.sequences.tolist() == expected.generate([1, 2, 3], 6).sequences.tolist()
 
 
+@pytest.mark.builds
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the plan's device is here")
 def test_a_chain_keeps_its_device(planned: ps.Plan, tmp_path: Path) -> None:
     file = tmp_path / "chain.json"

@@ -733,6 +733,7 @@ def test_load(tmp_path: Path) -> None:
         load(tmp_path / "none")
 
 
+@pytest.mark.builds
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device(tmp_path: Path) -> None:
     make("llama", 1).save_pretrained(tmp_path)

@@ -89,6 +89,7 @@ def test_version_is_the_builds() -> None:
     assert ps.__version__ == found.group(1)
 
 
+@pytest.mark.builds
 def test_has_cuda_is_an_answer_not_an_error() -> None:
     code = "import polyspec_ext as ps; print(ps.has_cuda())"
     done = run(sys.executable, "-c", code, CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(ROOT))
