@@ -1153,8 +1153,8 @@ FAULTS = (
     Fault(
         "policies: a drafter that was never tried is not preferred",
         "polyspec_ext/policies/drafter_choice.py",
-        "                return math.inf\n",
-        "                return 0.0\n",
+        "if rounds >= 1e-3 else math.inf",
+        "if rounds >= 1e-3 else 0.0",
         (
             "python_tests/drafters/test_switching.py::test_bandit_finds_the_better_drafter_and_the_change",
             "python_tests/drafters/test_switching.py::test_rows_of_a_round_have_one_drafter",
