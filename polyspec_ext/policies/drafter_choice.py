@@ -73,7 +73,8 @@ class DrafterChoice:
                 self.drafter.active, self._left = self._best(), self.stay
         # The policy of the active drafter does not see rounds of another drafter: after a change
         # the request begins anew for it.
-        at, number = self.drafter.active, report.request
+        at: int = self.drafter.active
+        number = report.request
         if self._at_work.get(number) != at:
             windows = self._windows.get(number, report.windows)
             report = RoundReport(number, windows, report.text, 0, batch=report.batch)
