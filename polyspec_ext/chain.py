@@ -404,7 +404,7 @@ class Chain:
         once of other fields that change texts.
 
         Args:
-            temperature ... min_p, rules: as for `generate`; None is not given. A rule without a
+            temperature ... min_p, rules: as for `generate`; None: not of the call. A rule without a
                 repetition_penalty has the file's.
         """
         file = dict(getattr(self.levels[0], "generation_config", {}))
@@ -478,7 +478,7 @@ class Chain:
         Args:
             messages: the oldest first, each a mapping with "role", "content" and other fields, as
                 for `chat.chat_text`.
-            temperature ... min_p, rules: as for `generate`; what is not given is of the target's
+            temperature ... min_p, rules: as for `generate`; by default of the target's
                 generation_config.json, if any, else greedy (`text_options`).
             max_new_tokens, seed, eos_token_id, cache_prompt: as for `stream`. Without
                 `eos_token_id`, the tokenizer's EOS id ends the answer as well.
@@ -778,7 +778,7 @@ class Chain:
 
         Args:
             prompt: read through the chat template of the target's tokenizer, if it has a template.
-            temperature ... min_p, rules: as for `generate`; what is not given is of the target's
+            temperature ... min_p, rules: as for `generate`; by default of the target's
                 generation_config.json, if any, else greedy (`text_options`).
             max_new_tokens, seed, eos_token_id, stop, n, logprobs: as for `generate`.
             system: a system prompt for the template.

@@ -464,7 +464,7 @@ class HeadDrafter:
         self._passes: dict[int, int] = {}  # passes of a draft by the tree's depth
 
     def stamp(self) -> object:
-        """Return what the head's passes compute with, as `ModelLevel.stamp`."""
+        """Return the stamp of the head's weights, as `ModelLevel.stamp`."""
         return changes_of(self._head.network)
 
     @classmethod

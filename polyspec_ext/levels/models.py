@@ -113,7 +113,7 @@ class ModelLevel:
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
     def stamp(self) -> object:
-        """Return what the level's passes compute with, for comparison (`Unchanged.stamp`)."""
+        """Return the stamp of the model (`Unchanged.stamp`)."""
         return self._unchanged.stamp()
 
     @property
@@ -134,7 +134,7 @@ class ModelLevel:
 
     @property
     def generation_config(self) -> dict[str, Any]:
-        """What the model's generation_config.json says of texts but for their ends."""
+        """The fields of generation_config.json that change texts, but for their ends."""
         config = getattr(self.model, "generation_config", None)
         values = {name: getattr(config, name, None) for name in _OF_TEXTS}
         return {
@@ -367,7 +367,7 @@ class Unchanged:
         self._before = self._facts()
 
     def stamp(self) -> object:
-        """Return what the passes compute with, for comparison: modules, hooks, active adapters,
+        """Return the parts of passes, for comparison: modules, hooks, active adapters,
         and addresses, changes and some values of the weights."""
         modules = list(self._model.modules())
         adapters = [

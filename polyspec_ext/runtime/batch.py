@@ -242,7 +242,6 @@ class Batch:
             return self._open(row, self._find(row))
 
     def _note_models(self, rows: Sequence[Row]) -> None:
-        """Forget the copies of models that have changed."""
         if self._prefixes is not None:
             models = self._prefixes.forget_unless(self._engine.caches.stamp())
             for row in rows:

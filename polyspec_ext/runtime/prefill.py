@@ -138,7 +138,7 @@ class Caches:
         return {1: self._count} if self._layers else {}
 
     def stamp(self) -> object:
-        """Return what the levels compute with, for comparison; copies of other models are void."""
+        """Return the stamps of all levels, for comparison; copies of other models are void."""
         levels = [level for part in self._parts for level in levels_of(part)]
         return [level.stamp() for level in levels if hasattr(level, "stamp")]
 
