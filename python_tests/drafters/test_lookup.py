@@ -11,6 +11,7 @@ import toy
 import toy_rows
 
 import polyspec_ext as ps
+from polyspec_ext.drafters import Proposal
 from polyspec_ext.drafters.proposals import cut_at_eos
 
 
@@ -178,3 +179,25 @@ def test_a_period_goes_on_behind_the_end_of_the_text() -> None:
 def test_drafts_end_with_the_first_end_of_a_text() -> None:
     assert cut_at_eos([4, 5, 6, 5], frozenset({5, 9})) == [4, 5]
     assert cut_at_eos([4, 6], frozenset({5})) == [4, 6]
+
+
+class Watching:
+    """Remembers the text of a call with its proposal, as far as the next call says it stands."""
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+
+    def fork(self) -> Watching:
+        return Watching()
+
+    def propose(self, context: ps.Context, k: int) -> Proposal:
+        assert context.valid <= len(self.text)
+        assert context.tokens[: context.valid] == self.text[: context.valid]
+        drafted = [(sum(context.tokens) + i) % toy_rows.VOCAB for i in range(k)]
+        self.text = [*context.tokens, *drafted]
+        return Proposal(drafted)
+
+
+def test_a_context_says_how_much_of_the_text_stands() -> None:
+    chain = ps.Chain([*toy_rows.make(2), Watching()], [4, 2])
+    chain.generate([[1, 2], [3], [4, 5]], 30, 1.0, seed=3, eos_token_id=[])

@@ -11,6 +11,7 @@ import pytest
 import toy
 
 import polyspec_ext as ps
+from polyspec_ext.policies.base import RoundRecorder, StepReport
 from polyspec_ext.runtime.rows import Origin, origins
 from polyspec_ext.stats import WIDTH, LevelStats, Stats, StatsRecorder, merge
 
@@ -95,6 +96,21 @@ def test_the_recorder_enters_a_row_and_its_batch() -> None:
     for stats in (*rows, total):
         assert (stats.levels[0].num_forward_passes, stats.levels[0].seconds) == (1, 0.5)
         assert (stats.decode_seconds, stats.prefill_seconds) == (2.0, 0.25)
+
+
+def test_a_policy_is_told_once_of_a_step_and_of_what_was_read() -> None:
+    rows, total = ([Stats([LevelStats("a"), LevelStats("b")]) for _ in range(n)] for n in (2, 1))
+    recorder = RoundRecorder(*total)
+    recorder.follow(rows)
+    recorder.prefilled(1, 0.5)
+    recorder.spent(1, 0.25, 1)
+    recorder.verified(0, [[3, 0, 1, 2, 0, 0, 1]] * 2, 0.1)
+    for row, repeated in zip(rows, (False, True), strict=True):
+        assert recorder.take(row) == [
+            StepReport(2, 0, 0, 0, 1, 0.75, True),
+            StepReport(1, 2, 1, 3, 2, 0.1, repeated),
+        ]
+        assert not recorder.take(row)
 
 
 def test_to_dict_is_json_and_a_copy() -> None:
