@@ -187,6 +187,15 @@ FAULTS = (
         ),
     ),
     Fault(
+        "runtime: rows of a tail go to rows without one",
+        "polyspec_ext/runtime/rows.py",
+        "        slots = slots.where(of_tail[:, None] > 0, padding)\n",
+        "",
+        (
+            "python_tests/exactness/test_one_screen.py::test_every_row_of_a_chain_is_that_of_the_one_screen",
+        ),
+    ),
+    Fault(
         "runtime: processors do not see the bonus row",
         "polyspec_ext/runtime/rows.py",
         "yield slot, slice(0, length + 1), text",
@@ -662,6 +671,13 @@ FAULTS = (
         ),
     ),
     Fault(
+        "drafters: hidden states of a path are those of its first nodes",
+        "polyspec_ext/drafters/trees.py",
+        "nodes = path.gather(1, (reach - lags).clamp(0, path.shape[1] - 1)) if path.shape[1] else 0",
+        "nodes = (reach - lags).clamp_min(0)",
+        ("python_tests/exactness/test_head_screen.py::test_heads[eagle static]",),
+    ),
+    Fault(
         "drafters: a tree may be deeper than asked",
         "polyspec_ext/drafters/trees.py",
         "if (deepest := max(depths.values())) > most:",
@@ -704,6 +720,13 @@ FAULTS = (
         "return Proposal([tokens[start + i % period] for i in range(k)])",
         "return Proposal([tokens[start + min(i, period - 1)] for i in range(k)])",
         ("python_tests/drafters/test_lookup.py::test_a_period_goes_on_behind_the_end_of_the_text",),
+    ),
+    Fault(
+        "drafters: a user's drafter is not told of a rollback",
+        "polyspec_ext/drafters/proposals.py",
+        "            context.valid = min(context.valid, length)\n",
+        "",
+        ("python_tests/drafters/test_lookup.py::test_a_context_says_how_much_of_the_text_stands",),
     ),
     Fault(
         "drafters: ids beyond a smaller vocabulary may be drawn",
@@ -1078,6 +1101,18 @@ FAULTS = (
         ),
     ),
     Fault(
+        "serving: a consumer that leaves keeps its slot",
+        "polyspec_ext/serving/server.py",
+        "            if not finished:\n"
+        "                with self._wake:\n"
+        "                    self.server.abort(request)\n"
+        "                    self._wake.notify_all()",
+        "            if not finished:\n                pass",
+        (
+            "python_tests/serving/test_asynchronous.py::test_a_consumer_that_leaves_aborts_its_request",
+        ),
+    ),
+    Fault(
         "serving: all choices of a request have its seed",
         "polyspec_ext/serving/protocol.py",
         "else row_seeds(seed % (arguments.SEED_MAX + 1), count)",
@@ -1101,6 +1136,13 @@ FAULTS = (
         (
             "python_tests/serving/test_endpoint.py::test_tokens_behind_a_stop_string_are_not_counted",
         ),
+    ),
+    Fault(
+        "serving: offsets of a text leave out its echo",
+        "polyspec_ext/serving/protocol.py",
+        "            self._offsets[index] += len(front)\n",
+        "",
+        ("python_tests/serving/test_endpoint.py::test_an_echo_begins_with_the_prompt",),
     ),
     Fault(
         "serving: any key opens the endpoint",
@@ -1141,6 +1183,24 @@ FAULTS = (
         "            drafted = tokens\n",
         (
             "python_tests/runtime/test_tail.py::test_windows_that_follow_are_told_of_verified_tokens_only[online]",
+        ),
+    ),
+    Fault(
+        "policies: prompts that a drafter reads are free",
+        "polyspec_ext/policies/base.py",
+        "            self._reading[index + 1] = self._reading.get(index + 1, 0.0) + seconds",
+        "            self._reading[index + 1] = 0.0",
+        (
+            "python_tests/runtime/test_stats.py::test_a_policy_is_told_once_of_a_step_and_of_what_was_read",
+        ),
+    ),
+    Fault(
+        "policies: each row's time of a step counts",
+        "polyspec_ext/policies/base.py",
+        "step = StepReport(level, tokens, accepted, width, len(took), seconds, number > 0)",
+        "step = StepReport(level, tokens, accepted, width, len(took), seconds, False)",
+        (
+            "python_tests/runtime/test_stats.py::test_a_policy_is_told_once_of_a_step_and_of_what_was_read",
         ),
     ),
     Fault(
