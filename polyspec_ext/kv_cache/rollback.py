@@ -249,7 +249,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         arguments.model("model", model)
         (window,) = _numbers(1, window=window)
         sinks, slack = _numbers(0, sinks=sinks, slack=slack)
-        from .compressed import StreamingLayer, rotary_frequencies
+        from .streaming import StreamingLayer, rotary_frequencies
 
         frequencies = rotary_frequencies(model, type(model).__name__)
         cache = cls.for_model(model, batch_size, **options)

@@ -537,7 +537,7 @@ FAULTS = (
     ),
     Fault(
         "kv_cache: sinks stay at their first positions",
-        "polyspec_ext/kv_cache/compressed.py",
+        "polyspec_ext/kv_cache/streaming.py",
         "sinks.copy_(turn(self.sink_keys, evicted, self.frequencies))",
         "sinks.copy_(self.sink_keys)",
         (

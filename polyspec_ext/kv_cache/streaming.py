@@ -1,4 +1,4 @@
-"""Layers of `RollbackCache` that keep a window of the text."""
+"""Layers of a streaming `RollbackCache`: attention sinks and a window of the text."""
 
 from __future__ import annotations
 
