@@ -79,8 +79,8 @@ def chat_text(
 
 def _special_words(tokenizer: Any) -> dict[str, int]:
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    ids = [*tokenizer.all_special_ids, *(id for id in added if added[id].special)]
-    return dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
+    ids = [*getattr(tokenizer, "all_special_ids", ()), *(n for n in added if added[n].special)]
+    return dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True)) if ids else {}
 
 
 _Conversation = list[dict[str, Any]]
