@@ -96,7 +96,7 @@ class Tables:
     ``[2, vocab)``; 1 and 0 are rejected. The tensors keep their addresses.
 
     Args:
-        length: positions, with those after the longest text that a level can be asked for.
+        length: positions, more than the longest text has.
 
     Attributes:
         numbers: 0, 1, 2, ..., from which positions are added without another operator.
@@ -180,7 +180,7 @@ class ChosenChains:
         prompt: tokens of a prompt.
         tokens: new tokens of a text.
         words: of `CHAINS`, the chains to time.
-        fused: on CUDA, leave out the chains whose layers are not fused.
+        fused: on CUDA, leave out the chains without fused layers.
         sync: add each chain with rounds that the host follows.
     """
 
@@ -375,7 +375,7 @@ OPTIONS = (
      "of the W4 copy's tokens by the target, and of the drafter's by the level above it"),
     ("--chains", options.listed(_chain), list(CHAINS), "WORD,...", f"of {', '.join(CHAINS)}"),
     ("--batch", options.COUNTS, [1], "N,...", "texts of a call"),
-    ("--fused", "on CUDA, leave out the chains whose layers are not fused"),
+    ("--fused", "on CUDA, leave out the chains without fused layers"),
     ("--sync-each-step", "add every chain with rounds that the host follows"),
     ("--profile", "take the replays of every chain's graphs apart, into the JSON"),
     ("--prompt", options.COUNT, 32, "N", "tokens of a prompt"),

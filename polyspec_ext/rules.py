@@ -27,7 +27,7 @@ class LogitsRules:
     Args:
         repetition_penalty: in [0.01, 100]; 1 is off. Positive logits of the tokens of prompt and
             text are divided by it, negative logits multiplied (as in transformers). None: off, and
-            in texts and chats the penalty of the model's own file (`Chain.text_options`).
+            in texts and chats the penalty of the model's file (`Chain.text_options`).
         presence_penalty: in [-2, 2]; subtracted from the logits of tokens of the text, without
             the prompt (as in OpenAI's interface, like `frequency_penalty`).
         frequency_penalty: in [-2, 2]; subtracted once for each occurrence in the text.

@@ -61,7 +61,7 @@ def sampling_of(args: argparse.Namespace, count: int, n: int = 1) -> dict[str, A
 
 
 def followed(chain: Chain, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the request with what the target's generation_config.json says of what is not given
+    """Return the request; its missing options are of the target's generation_config.json
     (`Chain.text_options`)."""
     names = ("temperature", "top_k", "top_p", "min_p", "rules")
     given: dict[str, Any] = {name: request.get(name) for name in names}

@@ -193,7 +193,7 @@ def resolve(thing: Any, options: Options) -> Any:
 
 
 def _require_no_typo(text: str, name: str) -> None:
-    """Refuse a text that resembles a word: no model has such an id, and looking takes long."""
+    """Refuse a text that resembles a word: no model has that id, and looking takes long."""
     if "/" in text or Path(text).exists():
         return
     words = {_letters(word): word for word in _WORDS}

@@ -376,7 +376,7 @@ def _has_bfloat16(source: Source, device: torch.device | None) -> bool:
 
 
 def require_level(level: base.Level, options: Options) -> base.Level:
-    """Return a level whose logits the operators can read; refuse others."""
+    """Return a level if the operators can read its logits; refuse others."""
     name = f"{options.name}, {getattr(level, 'name', type(level).__name__)}"
     size = arguments.integer(f"{name}: vocab_size", level.vocab_size)
     if not 1 <= size <= arguments.SIZE_MAX:
