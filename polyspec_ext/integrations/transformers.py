@@ -48,7 +48,7 @@ class GenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
         scores, logits: with ``output_scores`` and ``output_logits``, per new token ``[B, V]``
             float32; after the end of a row the padding id has probability 1.
         logprobs: ``[B, new]`` float32, log-probability of each new token under the target's
-            distribution; NaN after the end of a row.
+            distribution; NaN after the end of a row, and at temperature 0, where it is one-hot.
         stats: statistics of the batch.
         requests: statistics of each row.
         seeds: seed of each row, as in `Output`.
@@ -272,8 +272,10 @@ class _Run:
         if not self.as_dict:
             return sequences
         logprobs = torch.full((len(self.texts), longest), float("nan"), dtype=torch.float32)
-        for row, text in enumerate(self.texts):
-            logprobs[row, : len(text)] = logprobs.new_tensor(batch.rows[row].logprobs[: len(text)])
+        for number, text in enumerate(self.texts):
+            row = batch.rows[number]
+            if not row.sampling.greedy:
+                logprobs[number, : len(text)] = logprobs.new_tensor(row.logprobs[: len(text)])
 
         def steps(rows: list[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
             return tuple(self._step(rows, step) for step in range(longest))
