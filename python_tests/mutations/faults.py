@@ -1131,8 +1131,10 @@ FAULTS = (
     Fault(
         "serving: tokens behind a stop string are counted",
         "polyspec_ext/serving/protocol.py",
-        "            if self._text.stopped is not None:\n                break\n",
-        "",
+        "            if self._text.stopped is not None:\n"
+        "                break\n"
+        "        added, self.count = self.count + len(piece.tokens), self._text.num_tokens\n",
+        "        added = self.count = self.count + len(piece.tokens)\n",
         (
             "python_tests/serving/test_endpoint.py::test_tokens_behind_a_stop_string_are_not_counted",
         ),
