@@ -273,9 +273,9 @@ class _Run:
             return sequences
         logprobs = torch.full((len(self.texts), longest), float("nan"), dtype=torch.float32)
         for number, text in enumerate(self.texts):
-            row = batch.rows[number]
-            if not row.sampling.greedy:
-                logprobs[number, : len(text)] = logprobs.new_tensor(row.logprobs[: len(text)])
+            if not batch.rows[number].sampling.greedy:
+                found = batch.rows[number].logprobs[: len(text)]
+                logprobs[number, : len(text)] = logprobs.new_tensor(found)
 
         def steps(rows: list[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
             return tuple(self._step(rows, step) for step in range(longest))

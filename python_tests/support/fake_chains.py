@@ -93,6 +93,8 @@ def head(target: Any, version: int = 1, layers: int = 1) -> HeadPasses:
 class _Untried:
     """In place of `levels.models.Probe` and `Unchanged`."""
 
+    one_scale = False
+
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def single(self) -> None: ...

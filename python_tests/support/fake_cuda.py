@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyspec_ext import _C
+from polyspec_ext.levels import products
 
 # Operations that launch nothing: they allocate, look at a tensor in another way or ask about it.
 _NOTHING = frozenset((
@@ -130,6 +131,8 @@ def launches(zeros: bool = False) -> Iterator[Launches]:
     built = {**_C.build_info(), "cuda": True}
     with (
         mock.patch.object(_C, "build_info", return_value=built),
+        # Of tensors without numbers no class is plain.
+        mock.patch.object(products, "is_plain_tensor", return_value=True),
         FakeTensorMode() as fakes,
         Launches(fakes, zeros) as counted,
     ):
