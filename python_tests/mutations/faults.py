@@ -1538,6 +1538,23 @@ FAULTS = (
         ("python_tests/runtime/test_stats.py::test_prometheus_text",),
     ),
     Fault(
+        "core: a block is not walked again where no remembered row ends a prefix",
+        "csrc/src/core/block_rules.hpp",
+        "    } while (kEndings > 1 && !found && n < remembered);",
+        "    } while (kEndings > 1 && !found && n < remembered);\n    found = true;",
+        ("python_tests/ops/test_properties.py::test_a_long_block_ends_where_the_rule_says",),
+    ),
+    Fault(
+        "core: rows that may end a prefix are passed over",
+        "csrc/src/core/block_rules.hpp",
+        "scale * (1.0 + 0x1p-32)",
+        "scale * 0.75",
+        (
+            "python_tests/ops/test_properties.py::test_a_long_block_ends_where_the_rule_says",
+            "python_tests/ops/test_properties.py::test_every_token_is_recomputed[25]",
+        ),
+    ),
+    Fault(
         "core: the residual is p itself",
         "csrc/src/core/verify_parts.hpp",
         "const double left = static_cast<double>(p(i)) * p_scale - draft_share(i);",
