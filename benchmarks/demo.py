@@ -289,7 +289,7 @@ def markdown(report: dict[str, Any]) -> str:
             *output.table(heads, rows, range(1, 6)),
             f"\n{longest['label']}:\n",
             *output.table(["level", "passes", "ms/pass", "mean length", "accepted"], levels),
-            "\nFastest on this processor, by timing each level's passes:\n",
+            "\nThe levels, as this processor runs them:\n",
             *(f"- {name}: {choice}" for name, choice in table["choices"].items()),
             f"\nRatio: over the fastest plain decoding ({table['fastest_plain']}), prefill "
             "included; decoding: over the fastest by the same engine, without the prefill; "

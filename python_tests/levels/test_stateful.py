@@ -265,7 +265,7 @@ def test_a_server_keeps_the_states_of_prompts_and_answers(family, cache_tokens, 
 
 @pytest.mark.parametrize("asked", [1, 30])
 def test_a_level_that_a_call_does_not_ask_keeps_nothing_of_it(asked: int) -> None:
-    """One new token asks no drafter: it has no state, or another text's."""
+    """Ask for one token, which no drafter is asked for: it has no state, or another text's."""
     model = model_of("mamba2")
     levels = [StatefulLevel(model), StatefulLevel(copy.deepcopy(model))]
     chain = ps.Chain(levels, [4], check_vocabulary=False)
