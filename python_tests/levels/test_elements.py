@@ -1,4 +1,4 @@
-"""What an element of a chain stands for."""
+"""Tests of the kinds of elements that a chain is made of, and of the words for them."""
 
 from __future__ import annotations
 
