@@ -38,7 +38,7 @@ def add_command(commands: Any) -> None:
          f"{_KEY} of the environment, or none)"),
         ("--allow-host", "NAME", several, "beside localhost, a name by which clients may ask for a "
          "server that listens at a loopback address, as behind a proxy; may be repeated"),
-        ("--name", "NAME", {}, "of the model (default: the target)"),
+        ("--name", "NAME", {}, "of the model (default: the target's, without its folder)"),
         ("--max-tokens", "N", {"type": options.COUNT}, "of prompts and answers that run, together "
          "(default: as many as the slots take)"),
         ("--max-prompt", "N", {"type": options.COUNT}, "tokens (default: the context)"),
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
             cache_tokens=args.cache_tokens,
         ),
         tokenizer_of(args),
-        args.name or args.target or "polyspec-tiny",
+        args.name or ("polyspec-tiny" if args.target is None else chain.names[0]),
         api_key=key,
         limits=Limits(args.max_body, args.max_prompt, args.timeout),
         hosts=hosts,

@@ -168,7 +168,10 @@ class Endpoint:
     # ---- routes ----------------------------------------------------------------------------------
 
     async def _page(self, request: Request) -> Response:
-        text = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+        folder = resources.files(__package__)
+        text = folder.joinpath("page.html").read_text(encoding="utf-8")
+        marked = folder.joinpath("marked/marked.umd.js").read_text(encoding="utf-8")
+        text = text.replace("/* marked */", marked)
         return _response(text, 200, "text/html", {"Content-Security-Policy": _POLICY})
 
     async def _health(self, request: Request) -> Response:
@@ -411,6 +414,9 @@ class _Reply:
         async with contextlib.aclosing(events):
             async for index, event in events:
                 choice = self._choices[index]
+                if event.read is not None:
+                    yield index, Piece(read=event.read)
+                    continue
                 was_ended = choice.ended
                 piece = choice.add(event)
                 if was_ended:
@@ -423,6 +429,8 @@ class _Reply:
         sums = [Piece() for _ in self._choices]
         async with contextlib.aclosing(self._pieces()) as pieces:
             async for index, piece in pieces:
+                if piece.read is not None:
+                    continue
                 total = sums[index]
                 total.text += piece.text
                 total.tokens += piece.tokens
@@ -438,6 +446,10 @@ class _Reply:
         chunk: dict[str, Any] = {}
         async with contextlib.aclosing(self._pieces()) as pieces:
             async for index, piece in pieces:
+                if piece.read is not None:
+                    if self._wanted.levels:
+                        await self._send(send, _event(answers.reading(index, piece.read)))
+                    continue
                 if index not in opened:
                     opened.add(index)
                     if opening := answers.opening(index):

@@ -39,7 +39,7 @@ _NEUTRAL: dict[str, Sequence[Any]] = {
     "modalities": [["text"]], "tools": [[]], "tool_choice": ["none", "auto"],
     "parallel_tool_calls": [True], "functions": [[]], "function_call": ["none", "auto"],
     "best_of": [1], "suffix": [""], "verbosity": ["medium"], "echo": [False],
-    "add_generation_prompt": [True], "continue_final_message": [False], "documents": [[]],
+    "add_generation_prompt": [True], "documents": [[]],
     "cache_prompt": [True], "return_tokens_as_token_ids": [False], "return_token_ids": [False],
     "skip_special_tokens": [True], "spaces_between_special_tokens": [True],
     "include_stop_str_in_output": [False], "use_beam_search": [False], "num_beams": [1],
@@ -351,8 +351,12 @@ def _read_chat(fields: _Body, model: Model) -> Wanted:
             variables[name] = value
     if variables.get("add_generation_prompt") is True:  # as without it
         del variables["add_generation_prompt"]
+    begun = ""
+    if fields.take("continue_final_message", arguments.flag, False):
+        begun = _begun(conversation)
+        variables.pop("add_generation_prompt", None)  # the answer has begun
     try:
-        text = chat_text(model.tokenizer, conversation, variables=variables)
+        text = chat_text(model.tokenizer, conversation, variables=variables) + begun
     except ValueError as error:  # of the template
         raise Refusal(422, str(error)) from error
     wanted = Wanted(True, [model.encoded("messages", text, add_special_tokens=False)])
@@ -362,6 +366,17 @@ def _read_chat(fields: _Body, model: Model) -> Wanted:
     elif alternatives:
         raise ValueError(f"top_logprobs: expected logprobs beside it, given {alternatives} alone")
     return wanted
+
+
+def _begun(conversation: list[dict[str, Any]]) -> str:
+    """Pop the last message, an answer to be continued, and return its text."""
+    last = conversation[-1]
+    if last["role"] != "assistant" or len(conversation) < 2 or last.get("tool_calls"):
+        raise ValueError(
+            "continue_final_message: expected a last message of the role 'assistant' with text, "
+            "after another message"
+        )
+    return str(conversation.pop()["content"])
 
 
 def _message(number: int, message: Any) -> dict[str, Any]:
@@ -638,12 +653,14 @@ class Piece:
         text: new text.
         tokens: new tokens.
         finish_reason, stop_reason: as in vLLM; None while the choice goes on.
+        read: of a prompt that is being read, the tokens so far; None: all.
     """
 
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    read: int | None = None
 
 
 class Choice:
@@ -770,6 +787,11 @@ class Answers:
         if not self._wanted.echoes:
             return None
         return self._chunk(self._choice(index, Piece()))
+
+    def reading(self, index: int, read: int) -> dict[str, Any]:
+        """Return the chunk that tells how many tokens of the prompt have been read."""
+        tokens = len(self._wanted.prompts[self._wanted.of(index)])
+        return {**self._object([]), "prompt": {"read": read, "tokens": tokens}}
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
         """Return the chunk with the new text of a choice."""

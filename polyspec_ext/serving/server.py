@@ -29,8 +29,9 @@ from ..sampling import Alternatives
 from ..stats import Stats
 
 # Prompt tokens that a step reads: at most beside running requests, at least (fewer take about as
-# long), and at most while no request runs.
+# long), and at most while no request runs, in about `_PIECE` seconds: then a request can end.
 _CHUNK, _LEAST, _TOGETHER = 512, 64, 1024
+_PIECE = 1.0
 _WEIGHT = 0.2  # of the latest measurement in a moving average
 
 
@@ -54,6 +55,7 @@ class Event:
             "abort", "error".
         error: cause of an "error".
         stats: statistics of the whole request, with its last event.
+        read: while the prompt is being read, its number of tokens so far; else None.
     """
 
     request: int
@@ -65,6 +67,7 @@ class Event:
     finish_reason: str | None = None
     error: Exception | None = None
     stats: Stats | None = None
+    read: int | None = None
 
 
 class Server:
@@ -213,7 +216,7 @@ class Server:
         the target.
 
         Returns:
-            An event for each request that has new tokens or has finished.
+            An event for each request that has new tokens, reads a long prompt, or has finished.
 
         Raises:
             RuntimeError: the chain has begun another batch, or an earlier step was interrupted.
@@ -296,7 +299,7 @@ class Server:
     def _read(self, events: list[Event]) -> None:
         """Read a chunk of the prompts that takes no longer than a round, so that the tokens of
         running requests wait for at most one round."""
-        budget = _TOGETHER
+        budget = min(max(self._reading_time.tokens_in(_PIECE), _LEAST), _TOGETHER)
         if any(not row.ended for row in self._batch.rows):
             fitting = self._reading_time.tokens_in(self._round_seconds)
             budget = min(max(fitting, _LEAST), _CHUNK)
@@ -337,6 +340,10 @@ class Server:
         return count
 
     def _join(self, events: list[Event]) -> None:
+        for reading in self._readings:
+            if reading.left and any(reading.lengths.values()):
+                read = reading.row.committed - 1 - reading.left
+                events.append(Event(reading.row.number, read=read))
         ready = [reading for reading in self._readings if reading.left == 0]
         if not ready:
             return

@@ -417,6 +417,8 @@ def test_messages_reach_the_template_whole() -> None:
     calls = [{"id": "1", "type": "function", "function": {"name": "g", "arguments": "{}"}}]
     answered = {"role": "assistant", "content": None, "tool_calls": calls, "refusal": None}
     result = {"role": "tool", "tool_call_id": "1", "content": "7"}
+    begun = {"role": "assistant", "content": "c"}
+    goes_on = {"continue_final_message": True, "add_generation_prompt": False}
     for fields, text in (
         ({}, "[user]ab>"),
         ({"tools": [], "add_generation_prompt": True}, "[user]ab>"),
@@ -426,6 +428,7 @@ def test_messages_reach_the_template_whole() -> None:
         ({"enable_thinking": False}, "[user]ab>False"),
         ({"chat_template_kwargs": {"enable_thinking": "no"}}, "[user]ab>no"),
         ({"messages": [*asked["messages"], answered, result]}, "[user]ab[assistant]g[tool]7>"),
+        ({"messages": [*asked["messages"], begun], **goes_on}, "[user]ab>c"),
     ):
         wanted = protocol.read({**asked, **fields}, model, True)
         assert tokenizer.decode(wanted.prompts[0]) == text
@@ -437,6 +440,8 @@ def test_messages_reach_the_template_whole() -> None:
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template"),
         ({"messages": [{"role": "user", "content": [{**parts[0], "x": 1}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "a", "name": "A"}]}, "messages"),
+        ({"messages": [*asked["messages"], answered], **goes_on}, "continue_final_message"),
+        (goes_on, "continue_final_message"),
     ):
         with pytest.raises(protocol.Refusal) as error:
             protocol.read({**asked, **fields}, model, True)

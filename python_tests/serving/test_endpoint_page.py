@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,9 +56,20 @@ def test_an_answer_has_the_colours_of_the_levels(tab: browser.Page, served: Serv
     ask(tab, tiny.QUESTIONS[0], 1)
     (tokens,) = answers(tab)
     text = served.text_alone(tiny.prompt_of(tiny.QUESTIONS[0]), max_new_tokens=200)
-    assert "".join(one[0] for one in tokens) == text
+    drawn = tab.evaluate("state.runs[0].tokens")
+    assert "".join(one[0] for one in drawn) == text
+    # Each character has the level of its token; Markdown draws some as form.
+    source = iter([(char, one[1]) for one in drawn for char in one[0]])
+    for shown, level, *_ in tokens:
+        for char in shown:
+            assert next(found for other, found in source if other == char) == int(level[-2])
+    assert not {char for char, _ in source} - {"\n", "#", " "}
     assert {one[1] for one in tokens} == {"var(--level1)", "var(--level2)", "var(--level3)"}
     assert len({one[4] for one in tokens}) == 3
+    assert {one[4] for one in tokens if one[1] == "var(--level1)"} == {"rgba(0, 0, 0, 0)"}
+    names = tab.evaluate("document.getElementById('names').innerText")
+    assert all(name in names for name in served.chain.names)
+    assert not tab.evaluate("document.getElementById('line-plain').getAttribute('points')")
     for _, level, corrected, title, _ in tokens:
         name = served.chain.names[int(level[-2]) - 1]
         assert title == name + (", in place of a rejected token" if corrected else "")
@@ -71,7 +85,7 @@ def test_an_answer_has_the_colours_of_the_levels(tab: browser.Page, served: Serv
 
 
 def test_plain_decoding_runs_beside_it(tab: browser.Page) -> None:
-    for _ in range(4):  # from the text to the check box
+    for _ in range(2):  # from the text to the check box
         tab.press("Tab", 9)
     assert tab.evaluate("document.activeElement.id") == "beside"
     tab.press(" ", 32, " ")
@@ -87,7 +101,10 @@ def test_escape_stops_an_answer(tab: browser.Page, served: Served) -> None:
     tab.evaluate("document.getElementById('new').click()")
     tab.evaluate("document.getElementById('limit').value = 100000")
     ask(tab, tiny.QUESTIONS[2], 1)
-    assert "prompt and answer of at most 2048 tokens" in tab.evaluate("document.body.innerText")
+    text = tab.evaluate("document.body.innerText")
+    assert "too long for the model" in text
+    assert "prompt and answer of at most 2048 tokens" in text
+    assert tab.evaluate("document.querySelector('.question').textContent") == tiny.QUESTIONS[2]
     tab.evaluate("document.getElementById('limit').value = 1500")
     tab.evaluate("document.getElementById('temperature').value = 2")  # the text has no end
     tab.call("Input.insertText", text=tiny.QUESTIONS[3])
@@ -95,7 +112,7 @@ def test_escape_stops_an_answer(tab: browser.Page, served: Served) -> None:
     tab.wait_for("state.runs.length && state.runs[0].count > 5")
     tab.press("Escape", 27)
     tab.wait_for(IDLE.format(2))
-    assert tab.evaluate("[...document.querySelectorAll('.error')].pop().textContent") == "stopped"
+    assert tab.evaluate("[...document.querySelectorAll('.note')].pop().textContent") == "stopped"
     wait_for(lambda: served.server.running == 0)
 
 
@@ -130,22 +147,164 @@ def test_an_answer_that_is_cut_says_so(tab: browser.Page) -> None:
     assert "cut off at 4 tokens" in tab.evaluate("document.querySelector('.answer').innerText")
 
 
-def test_a_phone_shows_the_message_and_stop(tab: browser.Page) -> None:
-    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+def test_an_answer_that_was_cut_goes_on(tab: browser.Page, served: Served) -> None:
+    tab.evaluate("document.getElementById('limit').value = 200")
+    tab.evaluate("document.querySelector('.again').click()")
+    tab.wait_for("state.abort === null && !document.querySelector('.again')")
+    text = served.text_alone(tiny.prompt_of(tiny.QUESTIONS[0]), max_new_tokens=200)
+    assert tab.evaluate("textOf(state.runs[0])") == text
+
+
+def test_a_conversation_survives_a_reload(tab: browser.Page) -> None:
+    shown = "document.getElementById('talk').innerText"
+    before = tab.evaluate(shown)
+    tab.call("Page.reload")
+    tab.wait_for(f"document.readyState === 'complete' && {READY} && state.shares.length")
+    assert tab.evaluate(shown) == before
+    assert len(tab.evaluate("state.messages")) == 2
+
+
+MARKDOWN = """# A & *b*
+
+1. one `x < 1`
+   - **two**
+
+| a | b |
+|---|---|
+| <img src=x onerror=alert(1)> | [c](javascript:alert(1)) [d](https://d.test) |
+
+```py
+if a < b:
+    print("<b>")
+```
+"""
+DRAW = """(() => {{
+  const tokens = [...{text}].map((letter, n) => [letter, 1 + n % 3, n % 2]);
+  display({{ question: "?", runs: [{{ plain: false, end: "stop", tokens }}] }});
+  const text = [...document.querySelectorAll(".text")].pop();
+  const all = selector => [...text.querySelectorAll(selector)];
+  return {{
+    tags: all("*").map(node => node.tagName),
+    code: text.querySelector("pre code").textContent,
+    links: all("a").map(link => link.href),
+    levels: all(".token").map(one => [one.textContent, one.style.getPropertyValue("--level")]),
+  }};
+}})()"""
+FAIL = """window.real ??= window.fetch;
+window.json = (status, message) =>
+  Promise.resolve(new Response(JSON.stringify({{error: {{message}}}}), {{status}}));
+window.fetch = () => {answer}; 0"""
+WATCH = """window.signs = [];
+new MutationObserver(() => {
+  const found = document.querySelector(".sign");
+  if (found) signs.push(found.textContent);
+}).observe($("talk"), {subtree: true, childList: true}); 0"""
+
+
+def test_markdown_is_drawn_and_never_read_as_html(tab: browser.Page) -> None:
+    found = tab.evaluate(DRAW.format(text=json.dumps(MARKDOWN)))
+    assert {"H3", "EM", "OL", "UL", "STRONG", "TABLE", "PRE", "CODE"} <= set(found["tags"])
+    assert not {"IMG", "SCRIPT", "B"} & set(found["tags"])
+    assert found["code"] == 'if a < b:\n    print("<b>")'
+    assert found["links"] == ["https://d.test/"]
+    # A letter that the source has once has the level of that token.
+    levels = {char: 1 + n % 3 for n, char in enumerate(MARKDOWN) if MARKDOWN.count(char) == 1}
+    shown = {text: level for text, level in found["levels"] if text in levels}
+    assert len(shown) > 5
+    assert all(level == f"var(--level{levels[text]})" for text, level in shown.items())
+
+
+def lightness(colour: str) -> float:
+    """Return the relative luminance of "rgb(r, g, b)" (WCAG)."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 768, 390])
+def test_every_width_in_light_and_dark(tab: browser.Page, width: int, scheme: str) -> None:
+    height = 844
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 400}
     tab.call("Emulation.setDeviceMetricsOverride", **size)
-    for name in ("text", "stop"):
-        box = f"document.getElementById('{name}').getBoundingClientRect()"
-        assert 0 < tab.evaluate(f"{box}.top") < tab.evaluate(f"{box}.bottom") <= 844
-    tab.call("Emulation.clearDeviceMetricsOverride")
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    tab.call("Emulation.setEmulatedMedia", features=features)
+    try:
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        for name in ("text", "fold", "beside", "stop", "send", "new", "colours"):
+            box = f"document.getElementById('{name}').getBoundingClientRect()"
+            assert 0 <= tab.evaluate(f"{box}.top") < tab.evaluate(f"{box}.bottom") <= height, name
+            assert 0 <= tab.evaluate(f"{box}.left") < tab.evaluate(f"{box}.right") <= width, name
+        wide = tab.evaluate("document.getElementById('text').offsetWidth")
+        assert wide > 0.85 * width
+        folded = tab.evaluate("getComputedStyle(document.querySelector('aside')).display")
+        assert (folded == "none") == (width < 900)
+        assert tab.evaluate("document.getElementById('settings').offsetHeight") == 0
+        assert tab.evaluate("document.getElementById('locked').hidden")
+        style = "getComputedStyle(document.querySelector('{}')).{}"
+        ink = lightness(tab.evaluate(style.format("#talk", "color")))
+        card = lightness(tab.evaluate(style.format(".answer", "backgroundColor")))
+        drafts = [
+            lightness(
+                tab.evaluate(style.format(f"#names .token:nth-child({n})", "backgroundColor"))
+            )
+            for n in (1, 2)
+        ]
+        for back in (card, *drafts):  # WCAG's least contrast of text
+            assert (max(ink, back) + 0.05) / (min(ink, back) + 0.05) >= 4.5
+        for one, other in itertools.combinations((card, *drafts), 2):
+            assert (max(one, other) + 0.05) / (min(one, other) + 0.05) >= 1.15
+    finally:
+        tab.call("Emulation.clearDeviceMetricsOverride")
+        tab.call("Emulation.setEmulatedMedia", features=[])
 
 
-def test_light_and_dark(tab: browser.Page) -> None:
-    found = []
-    for scheme in ("light", "dark"):
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        tab.call("Emulation.setEmulatedMedia", features=features)
-        found.append(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert len(set(found)) == 2
+def test_colours_can_be_turned_off(tab: browser.Page) -> None:
+    drafted = (
+        "[...document.querySelectorAll('#talk .token')]"
+        ".map(node => getComputedStyle(node).backgroundColor)"
+    )
+    assert len(set(tab.evaluate(drafted))) > 1
+    tab.evaluate("document.getElementById('colours').click()")
+    assert set(tab.evaluate(drafted)) == {"rgba(0, 0, 0, 0)"}
+    tab.evaluate("document.getElementById('colours').click()")
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        ("Promise.reject(new TypeError('x'))", "The server does not answer"),
+        ("json(429, 'expected at most 2')", "The server is busy"),
+        ("json(401, 'authorization: expected')", "wants an API key"),
+        ("Promise.resolve(new Response('<html>', {status: 502}))", "The server has failed"),
+    ],
+)
+def test_errors_are_sentences_and_the_question_can_be_asked_again(
+    tab: browser.Page, answer: str, sentence: str
+) -> None:
+    tab.evaluate("document.getElementById('new').click()")
+    tab.evaluate(FAIL.format(answer=answer))
+    ask(tab, tiny.QUESTIONS[0], 1)
+    assert sentence in tab.evaluate("document.querySelector('.error').innerText")
+    assert tab.evaluate("document.querySelector('.question').textContent") == tiny.QUESTIONS[0]
+    locked = tab.evaluate("document.getElementById('locked').hidden")
+    assert locked == ("401" not in answer)
+    tab.evaluate("window.fetch = window.real; document.getElementById('locked').hidden = true")
+    tab.evaluate("document.getElementById('settings').classList.remove('open')")
+    tab.evaluate("[...document.querySelectorAll('.again')].pop().click()")
+    tab.wait_for("state.abort === null && state.messages.length === 2")
+    assert tab.evaluate("document.querySelectorAll('.question').length") == 1
+
+
+def test_the_sign_counts_tokens_of_a_long_prompt(tab: browser.Page) -> None:
+    tab.evaluate("document.getElementById('new').click()")
+    tab.evaluate(WATCH)
+    tab.call("Input.insertText", text="7 apples and 5 pears. " * 170)
+    tab.press("Enter", 13, "\r")
+    tab.wait_for(IDLE.format(1))
+    counts = [re.findall(r"\d+", one) for one in tab.evaluate("signs") if "reading" in one]
+    assert counts
+    assert all(0 < int(read) < int(of) for read, of in counts)
 
 
 def test_nothing_comes_from_elsewhere_and_nothing_fails(tab: browser.Page, served: Served) -> None:
