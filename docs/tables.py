@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fills the tables of README and docs from what was measured and committed.
 
-    python docs/tables.py            # writes them anew
+    python docs/tables.py            # writes them and the charts anew
     python docs/tables.py --check    # exit status 1, and their names, where some are stale
 
 A page has `<!-- table: NAME -->`, and behind it `<!-- end of table -->`; what lies between is made
@@ -262,12 +262,15 @@ def demo(name: str, how: str, options: str = "") -> Lines:
     ]
     for table in report["tables"]:
         greedy = table["temperature"] == 0
-        heads = ["", "tokens/s", "ratio", "texts as plain decoding" if greedy else "likelihood"]
+        heads = ["", "tokens/s", "ratio", "same text as plain decoding" if greedy else "likelihood"]
         rows = []
         for row in table["configurations"]:
             window = f" ({','.join(map(str, row['window']))})" if row["window"] else ""
             numbers = [f"{row['tokens_per_second']:.1f}", f"{row['ratio']:.2f}"]
-            rows.append([row["label"] + window, *numbers, row["verdict"]])
+            verdict = row["verdict"]
+            if verdict.endswith(" of its own"):
+                verdict = f"as its own plain text: {verdict.removesuffix(' of its own')}"
+            rows.append([row["label"] + window, *numbers, verdict])
         lines += [
             f"{table['prompts']} questions, up to {table['max_new_tokens']} new tokens, "
             f"temperature {table['temperature']:g}; median over repeats: "
@@ -295,13 +298,102 @@ def paper(name: str) -> Lines:
     return lines[:-1]
 
 
-def paper_short() -> Lines:
-    """Return some columns of real models for the front page."""
-    (run,) = report.load([RESULTS / folder for folder in PAPER["paper-real"]])
-    command = "`benchmarks paper`, its command under [benchmarks](docs/benchmarks.md#real-models)"
-    columns = ("method", "tokens/s", "speedup", "lossless")
-    table = report.overall(run).lines(columns)
-    return [f"{command}. {report.summary(run).partition(' Begun')[0]}", "", *table]
+# ---- the chart of the front page -----------------------------------------------------------------
+
+# Bars: of a drafter alone, of chains with three and with four levels, of another engine's drafts.
+_FILLS = {
+    "light": ("#1d2024", "#5a616b", "#d6d8d3", "#8fb8e8", "#0b57d0", "#06306f", "#b9bdc4"),
+    "dark": ("#eceded", "#a5abb4", "#383c43", "#33578a", "#5b9bff", "#b4d2ff", "#5a616b"),
+}
+_NAMES = ("two levels", "three levels", "four levels", "another engine with drafts")
+_SCALE, _LEFT, _BAR = 150, 250, 14  # pixels: of one time plain decoding, before the bars, a bar
+_ENGINES = ("OpenVINO GenAI with draft", "llama.cpp's rule with draft")
+Speeds = list[tuple[int, float]]  # number in `_NAMES`, times plain decoding
+
+
+def _real(name: str) -> Speeds:
+    """Return the best chain of each number of levels of a run of ``benchmarks paper``."""
+    (run,) = report.load([RESULTS / folder for folder in PAPER[name]])
+    best: dict[int, float] = {}
+    for method in run.methods:
+        label, speed = run.labels[method], run.compared(method)["speedup"]
+        kind = 3 if label in _ENGINES else label.count(" <- ") - 1
+        if kind >= 0:
+            best[kind] = max(best.get(kind, 0.0), speed)
+    return sorted(best.items())
+
+
+def speeds() -> list[tuple[str, str, Speeds]]:
+    """Return the groups of bars: what ran, where, and how fast."""
+    rows = [row for row in result(f"{GPU_RESULTS}/chosen.json")["rows"] if not row["error"]]
+    expected = {
+        (row["label"], *row["window"]): row["ms_per_token"] * row["length"] / row["expected_length"]
+        for row in rows
+        if row["label"].startswith("fused layers: ")
+    }
+    plain = expected.pop(("fused layers: plain decoding",))
+    chains: dict[int, float] = {}
+    for (label, *_), time in expected.items():
+        kind = label.count(" <- ") - 1
+        chains[kind] = max(chains.get(kind, 0.0), plain / time)
+    demo = result(REAL_DEMO)["tables"][0]["configurations"]
+    best = max(row["ratio"] for row in demo if row["label"].startswith("plain"))
+    small = [
+        (number, max(row["ratio"] for row in demo if row["label"].startswith(label)) / best)
+        for number, label in enumerate(_NAMES[:2])
+    ]
+    engine = next(row["ratio"] for row in demo if row["label"] == _ENGINES[1])
+    return [
+        ("7B shape, bfloat16", "H200, chosen acceptance", sorted(chains.items())),
+        ("1.5B, bfloat16", "Intel Xeon with AMX", _real("paper-real")),
+        ("1.5B, bfloat16", "AMD EPYC, AVX-512", _real("paper-real-epyc")),
+        ("1.5B, 4 bits", "Intel Xeon with AMX", _real("paper-real-w4")),
+        ("1.5B, 4 bits", "AMD EPYC, AVX2", [*small, (3, engine)]),
+    ]
+
+
+def chart(theme: str) -> str:
+    """Return the chart as SVG."""
+    ink, soft, line, *fills = _FILLS[theme]
+    groups, top = speeds(), 34
+    parts: list[str] = []
+    for title, where, bars in groups:
+        middle = top + _BAR * len(bars) / 2
+        parts.append(f'<text x="{_LEFT - 10}" y="{middle:g}" text-anchor="end">{title}</text>')
+        parts.append(
+            f'<text x="{_LEFT - 10}" y="{middle + 14:g}" text-anchor="end" font-size="11" '
+            f'fill="{soft}">{where}</text>'
+        )
+        for kind, speed in bars:
+            width = _SCALE * speed
+            parts.append(
+                f'<rect x="{_LEFT}" y="{top}" width="{width:.1f}" height="{_BAR - 2}" rx="2" '
+                f'fill="{fills[kind]}"/><text x="{_LEFT + width + 5:.1f}" y="{top + 10}" '
+                f'font-size="11">{speed:.2f}</text>'
+            )
+            top += _BAR
+        top += 16
+    one, legend = _LEFT + _SCALE, top + 8
+    parts.append(f'<path d="M{one} 24V{top - 8}" stroke="{soft}" stroke-dasharray="4 3"/>')
+    parts.append(f'<text x="{one}" y="16" text-anchor="middle">plain decoding = 1</text>')
+    for number, (name, left) in enumerate(zip(_NAMES, (20, 130, 250, 370), strict=True)):
+        parts.append(
+            f'<rect x="{left}" y="{legend}" width="12" height="12" rx="2" fill="{fills[number]}"/>'
+            f'<text x="{left + 18}" y="{legend + 10}" font-size="12">{name}</text>'
+        )
+    said = "; ".join(
+        f"{title}, {where}: " + ", ".join(f"{_NAMES[kind]} {speed:.2f}" for kind, speed in bars)
+        for title, where, bars in groups
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 700 {legend + 22}" '
+        f'font-family="system-ui, sans-serif" font-size="13" fill="{ink}">'
+        f"<title>Tokens per second over plain decoding. {said}</title>\n"
+        f'<path d="M{_LEFT} 24V{top - 8}" stroke="{line}"/>\n' + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+CHARTS = {ROOT / "docs" / f"speedup-{theme}.svg": theme for theme in _FILLS}
 
 
 # ---- chains below a target of any cost -----------------------------------------------------------
@@ -531,12 +623,10 @@ def clients(name: str) -> Lines:
 demo_real = functools.partial(demo, REAL_DEMO, "in 4 bits")
 TABLES: dict[str, Callable[[], Lines]] = {
     "generate": generate,
-    "front": demo_real,
     "demo-real": demo_real,
     "demo-blocks": functools.partial(demo, BLOCKS_DEMO, "as they lie in their files", "COPY= "),
     **{name: functools.partial(paper, name) for name in PAPER},
     **{name: functools.partial(clients, name) for name in SERVING},
-    "paper-short": paper_short,
     "targets": targets,
     "llama": functools.partial(llama, LLAMA),
     "llama-policy": functools.partial(llama, LLAMA_POLICY),
@@ -605,6 +695,12 @@ def main(arguments: list[str] | None = None) -> int:
                 status = 1
         else:
             page.write_text(filled(text), encoding="utf-8")
+    for path, theme in CHARTS.items():
+        if not args.check:
+            path.write_text(chart(theme), encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != chart(theme):
+            print(f"{path.relative_to(ROOT)} is not as docs/tables.py makes it")
+            status = 1
     return status
 
 

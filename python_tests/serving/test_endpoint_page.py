@@ -82,6 +82,7 @@ def test_an_answer_has_the_colours_of_the_levels(tab: browser.Page, served: Serv
     )
     assert [one.split()[0] for one in bars] == ["target", "middle"]
     assert "," in tab.evaluate("document.getElementById('line-chain').getAttribute('points')")
+    assert tab.evaluate("document.getElementById('chart').getBoundingClientRect().height") > 50
 
 
 def test_plain_decoding_runs_beside_it(tab: browser.Page) -> None:

@@ -41,7 +41,7 @@ PAGES = {
 }
 README = PAGES["README.md"]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-WORDS, LINES, README_LINES = 30, 180, 200
+WORDS, LINES, README_LINES = 30, 180, 180
 
 
 class Block(NamedTuple):
@@ -179,10 +179,19 @@ def test_commands_parse(line: str) -> None:
     assert "show_help" not in repr(args.run)
 
 
-def test_readme_begins_with_the_two_commands() -> None:
-    first = next(block for block in BLOCKS if block.page == "README.md")
-    found = [line.partition("#")[0].strip() for line in first.text.splitlines()]
+def test_readme_begins_with_a_model_and_the_two_commands() -> None:
+    texts = [block.text for block in BLOCKS if block.page == "README.md"][:2]
+    serve, found = (
+        [line.partition("#")[0].strip() for line in text.splitlines()] for text in texts
+    )
+    assert "polyspec serve model.gguf --draft small.gguf" in serve
     assert found == ["make demo", "make test"]
+
+
+def test_both_schemes_of_a_picture_exist_and_are_small() -> None:
+    found = re.findall(r'(?:srcset|src)="([^"]+)"', README)
+    assert len(found) == 4
+    assert all((ROOT / name).stat().st_size < 60_000 for name in found)
 
 
 def test_the_targets_of_make_exist() -> None:
@@ -315,12 +324,11 @@ def test_the_table_of_llama_cpp_is_its_programs(tables, tmp_path, monkeypatch) -
     assert whole.count("| another program | - | - | 10.0 | - | 1.00 | 0.00 | - | - |") == 2
 
 
-def test_the_front_page_has_the_real_models(tables, tmp_path, monkeypatch) -> None:
+def test_the_demo_of_real_models_is_a_table(tables, tmp_path, monkeypatch) -> None:
     """Of a report as ``demo --json`` prints it."""
     generate = tables.result(tables.GENERATE)
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    real = ("front", "demo-real", "paper-real", "paper-short")
-    assert [tables.made(name) for name in real] == ["", "", "", ""]
+    assert [tables.made(name) for name in ("demo-real", "paper-real")] == ["", ""]
     row = {"tokens_per_second": 20.0, "ratio": 1.25, "verdict": "3 of 3"}
     rows = [{"label": "plain decoding", "window": [], **row}]
     rows += [{"label": "three levels", "window": [9, 5], **row}]
@@ -328,18 +336,16 @@ def test_the_front_page_has_the_real_models(tables, tmp_path, monkeypatch) -> No
     report = {"machine": generate["machine"], "tables": [{**table, "configurations": rows}]}
     (tmp_path / tables.REAL_DEMO).parent.mkdir()
     (tmp_path / tables.REAL_DEMO).write_text(json.dumps(report))
-    found = tables.made("front")
-    assert "| three levels (9,5) | 20.0 | 1.25 | 3 of 3 |" in found
-    assert found == tables.made("demo-real")
+    assert "| three levels (9,5) | 20.0 | 1.25 | 3 of 3 |" in tables.made("demo-real")
 
 
-def test_the_front_page_has_some_columns_of_the_questions(tables: ModuleType) -> None:
-    whole, short = (tables.made(name).splitlines() for name in ("paper-real", "paper-short"))
-    rows = [line for line in whole if line.startswith("| target <- ")]
-    assert len(rows) > 1
-    for row in rows:
-        name, _, rate, times, *_, same = (cell.strip() for cell in row.strip("|").split("|"))
-        assert f"| {name} | {rate} | {times} | {same} |" in short
+def test_the_chart_has_the_numbers_of_the_tables(tables: ModuleType) -> None:
+    groups = tables.speeds()
+    for (_, _, bars), name in zip(groups[1:4], list(tables.PAPER)[1:4], strict=True):
+        cells = [line.split("|") for line in tables.made(name).splitlines() if line[:1] == "|"]
+        assert {f"{speed:.2f}" for _, speed in bars} <= {row[4].split()[0] for row in cells}
+    found = re.findall(r">(\d\.\d\d)</text>", tables.chart("light"))
+    assert found == [f"{speed:.2f}" for _, _, bars in groups for _, speed in bars]
 
 
 # ---- lists ---------------------------------------------------------------------------------------
