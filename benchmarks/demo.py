@@ -105,14 +105,14 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     else:
         prompts = [prompt_of_text(tokenizer, text).input_ids for text in questions]
     report = output.header("demo", 1)
-    chain = chains[-1]
-    stream = chain.stream(prompts[0], args.max_new_tokens, args.temperature, seed=args.seed)
+    sampling = {"temperature": args.temperature, "seed": args.seed}
+    stream = chains[-1].stream(prompts[0], args.max_new_tokens, **sampling)
     if args.json:
         text = tokenizer.decode(list(stream), skip_special_tokens=True)
     else:
         print(f"Question: {questions[0]}\nAnswer:", end="", flush=True)
         text = print_text(stream, tokenizer)
-        words = f"({_label(chain).partition(':')[0]}: {speed(stream.stats)})\n"
+        words = f"({_label(chains[-1]).partition(':')[0]}: {speed(stream.stats)})\n"
         print(columns.wrapped(words + (SHIPPED if shipped else "")), end="\n\n", flush=True)
     target = levels["target"]
     entries = contenders(target, chains)

@@ -110,7 +110,7 @@ class Case:
         calls = (metered(meters, "functions", f) for f in (unchecked.draw, unchecked.verify))
         self.chain = ps.Chain(models, window, graphs=False, operators=Operators(*calls))
         prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
-        self.running: Any = self.chain.batch(prompts, MANY, 1.0, seed=3, eos_token_id=[])
+        self.running = self.chain.batch(prompts, MANY, temperature=1.0, seed=3, eos_token_id=[])
 
     def turn(self) -> None:
         """Call ``advance`` `PER_TURN` times; each ends with a verification by the target."""
@@ -203,7 +203,7 @@ def calls_of(name: str) -> dict[str, Any]:
         levels.append(ps.Eagle.from_pretrained(tiny.path(*below), levels[0], tree=DynamicTree()))
     prompts = [list(range(1, 9 + row)) for row in range(rows)]
     chain = ps.Chain(levels, [5, 3][: len(below)])
-    batch = chain.batch(prompts, 400, temperature, seed=3, eos_token_id=[])
+    batch = chain.batch(prompts, 400, temperature=temperature, seed=3, eos_token_id=[])
     for _ in range(UNCOUNTED):
         batch.advance()
     rounds = sorted((counted(batch.advance) for _ in range(COUNTED)), key=Counter.total)

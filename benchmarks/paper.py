@@ -253,8 +253,9 @@ def plan_windows(session: Session) -> dict[str, dict[str, Any]]:
     if not names:
         return {}
     levels = [models.element(name) for name in (TARGET, *models.names) if name in names]
-    options: dict[str, Any] = {"batch": args.batch, "pack": False, "seconds": args.plan_seconds}
-    planned = plan(levels, session.prompts, args.max_new_tokens, args.temperature, **options)
+    load: Any = {"temperature": args.temperature, "batch": args.batch}
+    tokens, seconds = args.max_new_tokens, args.plan_seconds
+    planned = plan(levels, session.prompts, tokens, pack=False, seconds=seconds, **load)
     # The planner orders levels by their times, the key may not.
     by_levels = {frozenset(c.levels): c for c in planned.candidates}
     after, prediction = [], {}

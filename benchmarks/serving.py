@@ -148,7 +148,7 @@ def by_server(
 
     def add(ask: Ask) -> int:
         options: dict[str, Any] = {"seed": ask.seed, "speculation": speculation}
-        return server.add(ask.prompt, load.max_new_tokens, load.temperature, **options)
+        return server.add(ask.prompt, load.max_new_tokens, temperature=load.temperature, **options)
 
     def step() -> Iterator[Arrival]:
         for event in server.step():

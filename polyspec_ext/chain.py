@@ -7,8 +7,9 @@ for each of them. `runtime.engine` implements it.
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
@@ -27,7 +28,7 @@ from .drafters import (
     resolve,
 )
 from .files import ChainFile
-from .inputs import Floats, Ints, Prompt, Tokenized
+from .inputs import Ends, Floats, Ints, Parameters, Prompt, Request, Tokenized
 from .levels import BatchedLevel, EncodedInput, Level, Options, batched
 from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
@@ -38,15 +39,15 @@ from .runtime.batch import Batch, CacheOwner
 from .runtime.engine import Engine, Observer
 from .runtime.plan import ChainConfig, Operators, default_rounds
 from .runtime.rows import Row
-from .sampling import Alternatives, LogitsProcessors, Sampling
-from .stats import LevelStats, Stats
+from .sampling import Alternatives, LogitsProcessors
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .inputs import Rules
     from .kv_cache.prefixes import Prefixes
-    from .rules import LogitsRules
     from .runtime.graphs import Graphs
 
-    Rules = LogitsRules | Sequence[LogitsRules] | None  # for all rows, or for each row
 _KEPT = 16384  # tokens in the prefix cache of `cache_prompt`
 _STATES = 8  # texts in that cache of a level whose state cannot be truncated
 
@@ -144,7 +145,34 @@ class Chain:
         operators: Operators | None = None,
     ) -> None:
         things = elements(levels)
-        count = len(things)
+        self._set_windows(len(things), window, rounds, tail)
+        arguments.rule(rule)
+        self.rule = rule
+        self.prediction: Prediction | None = None
+        arguments.flag("check_vocabulary", check_vocabulary)
+        if sync_each_step is not None:
+            arguments.flag("sync_each_step", sync_each_step)
+        if graphs is not None and not isinstance(graphs, bool):
+            from .runtime.graphs import Graphs  # rounds on the CPU need none
+
+            arguments.instance("graphs", graphs, Graphs)
+        if isinstance(policy, str):
+            from .policies import named  # most chains have constant windows
+
+            policy = named(policy)
+        arguments.instance("policy", policy, WindowPolicy)
+        arguments.instance("operators", operators, Operators)
+        if pack is not None:
+            arguments.switch("pack", pack)
+        loading = arguments.loaded_dtype("dtype", dtype), arguments.device("device", device), pack
+        self.policy = policy
+        self._operators = operators or Operators()
+        self._said: set[str] = set()  # warnings
+        self._wants_graphs, self._sync_each_step = graphs, sync_each_step
+        self._set_members(things, *loading, check_vocabulary)
+        self._idle()
+
+    def _set_windows(self, count: int, window: Any, rounds: Any, tail: Any) -> None:
         if window is None:
             window = [4 * 2**i for i in reversed(range(count - 1))]
         self.window = arguments.sizes("window", window, count - 1, count)
@@ -157,77 +185,34 @@ class Chain:
                 f"tail: expected 0 for {count} levels, since no level verifies between drafter and "
                 f"target, given {self.tail}"
             )
-        arguments.rule(rule)
-        self.rule = rule
-        self.prediction: Prediction | None = None
-        dtype = arguments.loaded_dtype("dtype", dtype)
-        device = arguments.device("device", device)
-        arguments.flag("check_vocabulary", check_vocabulary)
-        if graphs is not None and not isinstance(graphs, bool):
-            from .runtime.graphs import Graphs  # rounds on the CPU need none
 
-            arguments.instance("graphs", graphs, Graphs)
-        if sync_each_step is not None:
-            arguments.flag("sync_each_step", sync_each_step)
-        if isinstance(policy, str):
-            from .policies import named  # most chains have constant windows
-
-            policy = named(policy)
-        arguments.instance("policy", policy, WindowPolicy)
-        arguments.instance("operators", operators, Operators)
-        if pack is not None:
-            arguments.switch("pack", pack)
-        self.drafter: Drafter | DraftModel | BatchedDrafter | None = None
-        several: dict[str, Any] = {}  # options of a model that drafts several paths
-        models: list[Level] = []
-        for n, thing in enumerate(things):
-            name = f"levels[{n}]"
-            _require_another(name, thing, things[:n])
-            loaded = isinstance(thing, str | Path)
-            packed: Switch = pack if pack is not None else "auto" if loaded else False
-            options = Options(name, models, dtype, device, packed)
-            entry = resolve(thing, options)
-            if not is_drafter(entry):
-                _require_apart(name, [entry], models)
-                models.append(entry)
-            elif 0 < n == count - 1 and isinstance(entry, DraftModel):
-                _require_apart(name, [entry.level], models)
-                models.append(cast(Level, entry.level))
-                several = {"paths": entry.paths, "beam": entry.beam}
-            elif 0 < n == count - 1:
-                self.drafter = entry
-                _require_apart(name, levels_of(entry), models)
-            else:
-                raise TypeError(
-                    f"{name} of {count}: expected a model, given the drafter "
-                    f"{type(entry).__name__}; a drafter can only be the last of at least two"
-                )
-        reason = getattr(models[0], "only_drafts", None)
-        if reason is not None and count > 1:
+    def _set_members(
+        self, things: Sequence[Any], dtype: Any, device: Any, pack: Any, check_vocabulary: bool
+    ) -> None:
+        """Set the levels that verify and the drafter, with their names and vocabulary sizes."""
+        read, drafter = _resolved(things, dtype, device, pack)
+        reason = getattr(read[0], "only_drafts", None)
+        if reason is not None and len(things) > 1:
             raise ValueError(
                 f"levels[0]: expected a target whose logits are those of the text alone, given "
-                f"{_name(models[0])}: {reason}"
+                f"{_name(read[0])}: {reason}"
             )
-        names = _distinct([_name(level) for level in models])
-        _warn_of_order(names, models)
+        self.names = _distinct([_name(level) for level in read])
+        _warn_of_order(self.names, read)
         if check_vocabulary:
-            require_same_vocabulary(names, models)
+            require_same_vocabulary(self.names, read)
         # A level never draws an id outside the vocabulary of the level above it.
-        self.vocab_sizes = [level.vocab_size for level in models]
-        for i in range(1, len(models)):
-            self.vocab_sizes[i] = min(self.vocab_sizes[i], self.vocab_sizes[i - 1])
-        self._operators = operators or Operators()
-        if self.drafter is None and count > 1:
-            entry = self.vocab_sizes.pop()
-            self.drafter = DraftModel(models.pop(), entry, self._operators.draw, **several)
-        elif self.drafter is not None:
-            names.append(_name(self.drafter))
-        self.levels = models  # the levels that verify; the target is levels[0]
-        self.names = names
-        self.policy = policy
-        self._said: set[str] = set()  # warnings
-        self._wants_graphs, self._sync_each_step = graphs, sync_each_step
-        self._idle()
+        self.vocab_sizes = list(itertools.accumulate((level.vocab_size for level in read), min))
+        self.drafter: Drafter | DraftModel | BatchedDrafter | None = drafter
+        if drafter is not None and not isinstance(drafter, DraftModel):
+            self.names.append(_name(drafter))
+        elif len(read) > 1:
+            paths: dict[str, Any] = (
+                {} if drafter is None else {"paths": drafter.paths, "beam": drafter.beam}
+            )
+            size, draw = self.vocab_sizes.pop(), self._operators.draw
+            self.drafter = DraftModel(read.pop(), size, draw, **paths)
+        self.levels = read  # the levels that verify; the target is levels[0]
 
     @classmethod
     def planned(
@@ -235,29 +220,30 @@ class Chain:
         levels: Sequence[Any],
         prompts: Prompt,
         max_new_tokens: int = 128,
-        temperature: float = 0.0,
         *,
         pack: Switch = "auto",
         seconds: float = 40.0,
         consider: bool = False,
         batch: int = 1,
+        **options: Unpack[Parameters],
     ) -> Chain:
         """Return the chain of `levels` that `ps.plan` recommends for the requests; the target alone
         if speculation does not pay. The plan is computed once for the same levels, prompts and
         requests on a machine, and stored in the user's cache folder.
 
         Args:
-            levels ... seconds, consider, batch: as for `ps.plan`. A plan is for calls of `batch`
-                prompts (`prediction.batch`); another number needs another plan.
+            levels ... seconds, consider, batch, options: as for `ps.plan`. A plan is for calls of
+                `batch` prompts (`prediction.batch`); another number needs another plan.
 
         Raises:
             TypeError, ValueError: as for `ps.plan`.
         """
         from .planning.planner import load_or_plan  # imports this module
 
-        consider, request = arguments.flag("consider", consider), (max_new_tokens, temperature)
-        options: dict[str, Any] = {"pack": pack, "seconds": seconds, "batch": batch}
-        return load_or_plan(cls, levels, prompts, *request, consider=consider, **options)
+        inputs.refuse(cls.planned, options, lacks=["rules"])
+        arguments.flag("consider", consider)
+        own: dict[str, Any] = {"pack": pack, "seconds": seconds, "batch": batch}
+        return load_or_plan(cls, levels, prompts, max_new_tokens, options, consider=consider, **own)
 
     @classmethod
     def from_plan(cls, path: str | Path) -> Chain:
@@ -349,24 +335,17 @@ class Chain:
         self,
         input_ids: Tokenized,
         max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int | None = None,
-        eos_token_id: int | Sequence[int] | None = None,
         *,
-        rules: LogitsRules | None = None,
         stop: str | Sequence[str] | None = None,
         cache_prompt: bool = False,
-        **others: NoReturn,
+        **options: Unpack[Parameters],
     ) -> Stream:
         """Continue a prompt like `generate`, and yield each new token when the target has committed
         it. A chain runs a single batch at a time: another call ends the stream.
 
         Args:
             input_ids: a single prompt, ``[N]`` or ``[1, N]``.
-            max_new_tokens ... eos_token_id, rules: as for `generate`, a single value each.
+            max_new_tokens, options: as for `generate`, a single value each.
             stop: as for `generate`. The stream includes the tokens of a stop string, and tokens
                 after it if only they decide its last character.
             cache_prompt: as for `batch`.
@@ -374,38 +353,31 @@ class Chain:
         Raises:
             TypeError, ValueError: as for `generate`; several prompts.
         """
-        inputs.refuse(self.stream, others)
-        self._note_file(input_ids)
-        ids, mask = inputs.unwrapped("input_ids", input_ids)
-        prompts = self._prompts(ids, inputs.rows_of("input_ids", ids), mask)
-        if len(prompts) != 1:
+        self._note_file()
+        rows, mask = inputs.read("input_ids", input_ids)
+        if len(rows) != 1:
             raise ValueError(
-                f"input_ids: expected one prompt to stream, given {len(prompts)}; use batch() for "
+                f"input_ids: expected one prompt to stream, given {len(rows)}; use batch() for "
                 "several"
             )
+        requests = self.requests(
+            self.stream, rows, max_new_tokens, options, mask=mask, padding=self._padding
+        )
         [reader] = self._readers(stop, 1)
-        request = max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
-        return Stream(self.batch(prompts, *request, rules=rules, cache_prompt=cache_prompt), reader)
+        return Stream(self.begin(requests, cache_prompt=cache_prompt), reader)
 
     def text_options(
-        self,
-        temperature: Floats | None = None,
-        top_k: Ints | None = None,
-        top_p: Floats | None = None,
-        min_p: Floats | None = None,
-        rules: Rules = None,
-        *,
-        default_temperature: float = 0.0,
-    ) -> dict[str, Any]:
-        """Return the sampling parameters and rules of a text or chat, as arguments of `generate`:
-        of the call, else of the target's generation_config.json, else `default_temperature` and no
-        filters. The file sets temperature, top_k, top_p, min_p and repetition_penalty; its
-        temperature is 1 with do_sample alone, and `default_temperature` without do_sample. Warns
-        once of other fields that change texts.
+        self, *, default_temperature: float = 0.0, **options: Unpack[Parameters]
+    ) -> Parameters:
+        """Return the parameters of a text or chat: of the call, else of the target's
+        generation_config.json, else `default_temperature` and no filters. The file sets
+        temperature, top_k, top_p, min_p and repetition_penalty; its temperature is 1 with do_sample
+        alone, and `default_temperature` without do_sample. Warns once of other fields that change
+        texts.
 
         Args:
-            temperature ... min_p, rules: as for `generate`; None: not of the call. A rule without a
-                repetition_penalty has the file's.
+            options: as for `generate`; None: not of the call. A rule without a repetition_penalty
+                has the file's.
         """
         file = dict(getattr(self.levels[0], "generation_config", {}))
         of_file = {"temperature": default_temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -415,30 +387,30 @@ class Chain:
         of_file |= {name: file.pop(name) for name in ("top_k", "top_p", "min_p") if name in file}
         penalty = file.pop("repetition_penalty", None)
         self._say_once("texts and chats do not follow {} of its generation_config.json", file)
-        of_call = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        given = {name: value for name, value in of_call.items() if value is not None}
+        given = {
+            name: value
+            for name, value in options.items()
+            if value is not None or name not in Parameters.__annotations__
+        }
         if penalty is not None:
             from .rules import with_penalty
 
-            rules = with_penalty(rules, penalty)
-        return {**of_file, **given, "rules": rules}
+            given["rules"] = with_penalty(options.get("rules"), penalty)
+        return cast("Parameters", of_file | given)
 
-    def _prompts(self, ids: object, rows: Sequence[list[int]], mask: Any) -> inputs.Prompts:
-        target, padding = self.levels[0], None
+    @property
+    def _padding(self) -> int | None:
         # Texts have no padding; decoders of some models begin with the id of padding.
-        if not isinstance(ids, inputs.Prompts) and not hasattr(target, "reads_encoder_input"):
-            padding = getattr(target, "pad_token_id", None)
-        return inputs.prompts("input_ids", rows, self.vocab_sizes[0], mask, padding)
+        encodes = hasattr(self.levels[0], "reads_encoder_input")
+        return None if encodes else getattr(self.levels[0], "pad_token_id", None)
 
-    def _note_file(self, ids: object) -> None:
-        """Say once that calls with ids of a caller do not follow the target's file."""
-        if not isinstance(ids, inputs.Prompts):
-            file = getattr(self.levels[0], "generation_config", {})
-            self._say_once(
-                "its generation_config.json has {}, which generate_text and chat follow; calls "
-                "with ids follow their arguments alone",
-                file,
-            )
+    def _note_file(self) -> None:
+        file = getattr(self.levels[0], "generation_config", {})
+        self._say_once(
+            "its generation_config.json has {}, which generate_text and chat follow; calls "
+            "with ids follow their arguments alone",
+            file,
+        )
 
     def _say_once(self, text: str, fields: Mapping[str, Any]) -> None:
         if fields and text not in self._said:
@@ -456,18 +428,11 @@ class Chain:
         self,
         messages: Sequence[Mapping[str, Any]],
         max_new_tokens: int = 256,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        seed: int | None = None,
-        eos_token_id: int | Sequence[int] | None = None,
         *,
-        rules: LogitsRules | None = None,
         stop: str | Sequence[str] | None = None,
         system: str | None = None,
         cache_prompt: bool = True,
-        **others: NoReturn,
+        **options: Unpack[Parameters],
     ) -> Answer:
         """Answer a conversation through the chat template of the target's tokenizer. Returns an
         iterator over the answer's text; its `message` continues the conversation.
@@ -478,10 +443,10 @@ class Chain:
         Args:
             messages: the oldest first, each a mapping with "role", "content" and other fields, as
                 for `chat.chat_text`.
-            temperature ... min_p, rules: as for `generate`; by default of the target's
-                generation_config.json, if any, else greedy (`text_options`).
-            max_new_tokens, seed, eos_token_id, cache_prompt: as for `stream`. Without
-                `eos_token_id`, the tokenizer's EOS id ends the answer as well.
+            max_new_tokens, cache_prompt, options: as for `stream`. Temperature, filters and rules
+                are by default of the target's generation_config.json, if any, else greedy
+                (`text_options`). Without `eos_token_id`, the tokenizer's EOS id ends the answer as
+                well.
             stop: strings that end the answer; the answer excludes them.
             system: a system prompt before the messages.
 
@@ -489,7 +454,6 @@ class Chain:
             TypeError, ValueError: as for `stream`; `messages` has another form, the last message is
                 too long, the template refuses, or the target has no tokenizer with a template.
         """
-        inputs.refuse(self.chat, others)
         tokenizer = self._tokenizer.find()
         if not has_template(tokenizer):
             raise ValueError(
@@ -499,38 +463,32 @@ class Chain:
         lengths = (member.max_length for member in self.engine.parts)
         context = min((length for length in lengths if length is not None), default=None)
         fitted = fitted_prompt(tokenizer, messages, system, limit, context)
-        if eos_token_id is None:
-            eos_token_id = ends_of_turn(tokenizer, self.levels[0])
-        request: dict[str, Any] = self.text_options(temperature, top_k, top_p, min_p, rules)
-        request |= {"max_new_tokens": fitted.limit, "seed": seed, "eos_token_id": eos_token_id}
-        prompts = inputs.Prompts([fitted.prompt.input_ids])
-        stream = self.stream(prompts, **request, stop=stop, cache_prompt=cache_prompt)
+        if options.get("eos_token_id") is None:
+            options["eos_token_id"] = ends_of_turn(tokenizer, self.levels[0])
+        requests = self.requests(
+            self.chat, [fitted.prompt.input_ids], fitted.limit, self.text_options(**options)
+        )
+        [reader] = self._readers(stop, 1)
+        stream = Stream(self.begin(requests, cache_prompt=cache_prompt), reader)
         return Answer(tokenizer, fitted, stream, arguments.strings("stop", stop))
 
     def batch(
         self,
         prompts: Tokenized,
         max_new_tokens: Ints = 256,
-        temperature: Floats = 0.0,
-        top_k: Ints = 0,
-        top_p: Floats = 1.0,
-        min_p: Floats = 0.0,
-        seed: Ints | None = None,
-        eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
         encoder_input_ids: Tokenized | EncodedInput | None = None,
-        rules: Rules = None,
         processors: LogitsProcessors | None = None,
         observe: Observer | None = None,
         cache_prompt: bool = False,
-        **others: NoReturn,
+        **options: Unpack[Parameters],
     ) -> Batch:
         """Begin a batch of token lists; the caller runs it by ``advance()``.
 
         Args:
             prompts: as `input_ids` of `generate`, without padding but for a tokenizer's mask; the
                 lists are copied.
-            max_new_tokens ... eos_token_id, rules: as for `generate`.
+            max_new_tokens, options: as for `generate`.
             encoder_input_ids: as for `generate`, or an `EncodedInput`, which has a mask as well.
             processors, observe: as for `Batch`. Processors apply after the rules.
             cache_prompt: use the prefix cache: keep keys, values and states of prompts and answers,
@@ -545,91 +503,84 @@ class Chain:
         Raises:
             TypeError, ValueError: as for `generate`.
         """
-        inputs.refuse(self.batch, others)
+        rows, mask = inputs.read("prompts", prompts)
+        requests = self.requests(
+            self.batch, rows, max_new_tokens, options, name="prompts", mask=mask,
+            encoder_input_ids=encoder_input_ids,
+        )  # fmt: skip
+        return self.begin(requests, processors, observe, cache_prompt)
+
+    def requests(
+        self,
+        call: Callable[..., Any],
+        rows: Sequence[list[int]],
+        max_new_tokens: Ints,
+        options: Parameters,
+        *,
+        name: str = "input_ids",
+        mask: Any = None,
+        padding: int | None = None,
+        n: int = 1,
+        encoder_input_ids: Tokenized | EncodedInput | None = None,
+    ) -> list[Request]:
+        """Check the arguments of `call`, and return `n` requests for each prompt.
+
+        Args:
+            call: refuses other arguments than `inputs.Options`.
+            rows, mask: of `inputs.read`; padding: as for `inputs.prompts`.
+            name: name of the prompts in errors.
+
+        Raises:
+            TypeError, ValueError: as for `generate`.
+        """
+        inputs.refuse(call, options)
+        target, vocab_size = self.levels[0], self.vocab_sizes[0]
+        reads = getattr(target, "reads_encoder_input", False)
+        encoded = inputs.encoded(encoder_input_ids, reads, self.names[0])
+        prompts = inputs.prompts(name, rows, vocab_size, mask, padding)
+        bos = getattr(target, "bos_token_id", None)
+        if bos is not None and [bos, bos] in [prompt[:2] for prompt in prompts]:
+            self._say_once(
+                "a prompt begins with two BOS tokens ({}), as of a chat template and a tokenizer "
+                "that adds one: use add_special_tokens=False",
+                {"bos_token_id": bos},
+            )
+        # Configurations name ids outside a smaller vocabulary: no fault of the caller.
+        ends = [i for i in getattr(target, "eos_token_ids", ()) if 0 <= i < vocab_size]
+        requests = inputs.requests(
+            prompts, max_new_tokens, {"temperature": 0.0, **options}, vocab_size, ends, n=n,
+            encoded=encoded,
+        )  # fmt: skip
+        for request in requests:
+            inputs.require_room(self.names, self.engine.parts, request)
+        return requests
+
+    def begin(
+        self,
+        requests: Sequence[Request],
+        processors: LogitsProcessors | None = None,
+        observe: Observer | None = None,
+        cache_prompt: bool = False,
+    ) -> Batch:
+        """Begin a batch of checked requests; other arguments as for `batch`."""
         arguments.flag("cache_prompt", cache_prompt)
         arguments.instance("processors", processors, LogitsProcessors)
         arguments.function("observe", observe, none=True)
-        encoded = inputs.encoded(
-            encoder_input_ids, getattr(self.levels[0], "reads_encoder_input", False), self.names[0]
-        )
-        request = max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
-        rows = self.requests(prompts, *request, rules)
-        inputs.require_batches(self.names, self.engine.parts, len(rows))
-        for row in rows:
-            row.encoded = encoded
+        inputs.require_batches(self.names, self.engine.parts, len(requests))
         if cache_prompt:
             from .kv_cache.prefixes import Prefixes
 
             self._prefixes = self._prefixes or Prefixes(_KEPT, _STATES)
-            self._prefixes.capacity = _KEPT + sum(len(row.tokens) for row in rows)
+            self._prefixes.capacity = _KEPT + sum(len(request.tokens) for request in requests)
         return Batch(
             self.engine,
             self.owner,
-            rows,
+            [Row(number, request, self.names) for number, request in enumerate(requests)],
             policy=self.policy,
             processors=processors,
             observe=observe,
             prefixes=self._prefixes if cache_prompt else None,
         )
-
-    def requests(
-        self,
-        prompts: Tokenized,
-        max_new_tokens: Ints = 256,
-        temperature: Floats = 0.0,
-        top_k: Ints = 0,
-        top_p: Floats = 1.0,
-        min_p: Floats = 0.0,
-        seed: Ints | None = None,
-        eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
-        rules: Rules = None,
-    ) -> list[Row]:
-        """Check the arguments of `batch` and return its requests, without beginning it.
-
-        Raises:
-            TypeError, ValueError: as for `generate`.
-        """
-        vocab_size = self.vocab_sizes[0]
-        if not isinstance(prompts, inputs.Prompts):
-            ids, mask = inputs.unwrapped("prompts", prompts)
-            prompts = inputs.prompts("prompts", inputs.rows_of("prompts", ids), vocab_size, mask)
-        count = len(prompts)
-        limits = [
-            arguments.integer("max_new_tokens", limit)
-            for limit in arguments.per_row("max_new_tokens", max_new_tokens, count)
-        ]
-        begin = [getattr(self.levels[0], "bos_token_id", None)] * 2
-        if begin[0] is not None and begin in [prompt[:2] for prompt in prompts]:
-            self._say_once(
-                "a prompt begins with two BOS tokens ({}), as of a chat template and a tokenizer "
-                "that adds one: use add_special_tokens=False",
-                {"bos_token_id": begin[0]},
-            )
-        for prompt, limit in zip(prompts, limits, strict=True):
-            inputs.require_room(self.names, self.engine.parts, len(prompt), limit)
-        options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        values = [arguments.per_row(name, value, count) for name, value in options.items()]
-        if eos_token_id is None:
-            # Configurations name ids outside a smaller vocabulary: no fault of the caller.
-            eos_ids = getattr(self.levels[0], "eos_token_ids", ())
-            eos_token_id = [token for token in eos_ids if 0 <= token < vocab_size]
-        sampling = [Sampling(*row) for row in zip(*values, strict=True)]
-        seeds = inputs.seeds(seed, sampling)
-        ends = inputs.eos_sets(eos_token_id, count, vocab_size)
-        checked = arguments.per_row("rules", rules, count)
-        rows = []
-        for number, prompt in enumerate(prompts):
-            stats = Stats([LevelStats(name) for name in self.names], len(prompt))
-            parameters = limits[number], sampling[number], seeds[number], ends[number]
-            row = Row(number, list(prompt), *parameters, stats)
-            if (rule := checked[number]) is not None:
-                from .rules import LogitsRules
-
-                arguments.instance("rules", rule, LogitsRules)
-                if rule.changes:
-                    row.processors.append(rule.for_request(len(prompt), row.eos, vocab_size))
-            rows.append(row)
-        return rows
 
     def generate(
         self,
@@ -640,7 +591,7 @@ class Chain:
         top_p: Floats = 1.0,
         min_p: Floats = 0.0,
         seed: Ints | None = None,
-        eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        eos_token_id: Ends | None = None,
         *,
         attention_mask: torch.Tensor | None = None,
         pad_token_id: int | None = None,
@@ -691,40 +642,55 @@ class Chain:
             RequestError: a row of logits has no distribution (NaN, +inf, all -inf); names request,
                 level and position. The chain stays usable.
         """
-        inputs.refuse(self.generate, others)
-        self._note_file(input_ids)
-        ids, attention_mask = inputs.unwrapped("input_ids", input_ids, attention_mask)
-        id_rows = inputs.rows_of("input_ids", ids)
-        prompts = self._prompts(ids, id_rows, attention_mask)
+        self._note_file()
+        ids, mask = inputs.unwrapped("input_ids", input_ids, attention_mask)
+        rows = inputs.rows_of("input_ids", ids)
         if pad_token_id is not None:
             pad_token_id = arguments.int64("pad_token_id", pad_token_id)
         n = arguments.integer("n", n, arguments.SIZE_MAX, 1)
-        logprobs = arguments.integer("logprobs", logprobs, arguments.SIZE_MAX)
-        count = len(prompts)
-        id_rows = [row for row in id_rows for _ in range(n)]
-        prompts = inputs.Prompts(prompt for prompt in prompts for _ in range(n))
-        readers = self._readers(stop, len(prompts))
-        likely: list[list[Alternatives]] = [[] for _ in prompts]
-
-        def observe(row: int, logits: torch.Tensor) -> None:
-            likely[row] += alternatives(batch.rows[row], logits, logprobs)
-
-        given_per_prompt = {
-            "max_new_tokens": max_new_tokens,
+        options: dict[str, Any] = {
             "temperature": temperature,
             "top_k": top_k,
             "top_p": top_p,
             "min_p": min_p,
+            "seed": seed,
+            "eos_token_id": eos_token_id,
             "rules": rules,
         }
-        batch = self.batch(
-            prompts,
-            seed=seed,
-            eos_token_id=inputs.repeated_ends(eos_token_id, count, n),
+        requests = self.requests(
+            self.generate,
+            rows,
+            max_new_tokens,
+            cast("Parameters", options | others),
+            mask=mask,
+            padding=self._padding,
+            n=n,
             encoder_input_ids=encoder_input_ids,
-            observe=observe if logprobs else None,
-            **{k: inputs.repeated(k, value, count, n) for k, value in given_per_prompt.items()},
         )
+        fronts = [row for row in rows for _ in range(n)]
+        table = fronts, pad_token_id, ids.device if isinstance(ids, torch.Tensor) else None
+        return self.complete(requests, *table, stop=stop, logprobs=logprobs)
+
+    def complete(
+        self,
+        requests: Sequence[Request],
+        fronts: Sequence[list[int]],
+        pad_token_id: int | None = None,
+        device: torch.device | None = None,
+        *,
+        stop: str | Sequence[str] | None = None,
+        logprobs: int = 0,
+    ) -> Output:
+        """Run a batch of checked requests to its end; arguments as for `generate`. Rows of
+        `Output.sequences`, on `device`, begin with `fronts`."""
+        logprobs = arguments.integer("logprobs", logprobs, arguments.SIZE_MAX)
+        readers = self._readers(stop, len(requests))
+        likely: list[list[Alternatives]] = [[] for _ in requests]
+
+        def observe(row: int, logits: torch.Tensor) -> None:
+            likely[row] += alternatives(batch.rows[row], logits, logprobs)
+
+        batch = self.begin(requests, observe=observe if logprobs else None)
         rows = [StoppedRow(batch, number, reader) for number, reader in enumerate(readers)]
         try:
             if any(readers):
@@ -735,16 +701,15 @@ class Chain:
                 batch.complete()
         finally:
             self.owner.end(batch)
-        if pad_token_id is None:
-            pad_token_id = min(batch.rows[0].eos, default=0)
         new = [row.tokens for row in rows]
-        texts = [prompt + tokens for prompt, tokens in zip(prompts, new, strict=True)]
+        if pad_token_id is None:
+            pad_token_id = min(requests[0].eos, default=0)
         return Output(
-            inputs.padded(ids, id_rows, prompts, texts, pad_token_id),
+            inputs.padded(fronts, new, pad_token_id, device),
             batch.stats,
             [row.stats for row in batch.rows],
             [
-                row.logprobs[: len(tokens)] if logprobs or not row.sampling.greedy else []
+                row.logprobs[: len(tokens)] if logprobs or not row.request.sampling.greedy else []
                 for row, tokens in zip(batch.rows, new, strict=True)
             ],
             batch.seeds,
@@ -759,43 +724,66 @@ class Chain:
         self,
         prompt: str | Sequence[str],
         max_new_tokens: Ints = 256,
-        temperature: Floats | None = None,
-        top_k: Ints | None = None,
-        top_p: Floats | None = None,
-        min_p: Floats | None = None,
-        seed: Ints | None = None,
-        eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
-        rules: Rules = None,
         stop: str | Sequence[str] | None = None,
         n: int = 1,
         logprobs: int = 0,
         system: str | None = None,
         raw: bool = False,
-        **others: NoReturn,
+        **options: Unpack[Parameters],
     ) -> Output:
         """Answer a text, or several in a batch; `Output.text` has the answers.
 
         Args:
             prompt: read through the chat template of the target's tokenizer, if it has a template.
-            temperature ... min_p, rules: as for `generate`; by default of the target's
-                generation_config.json, if any, else greedy (`text_options`).
-            max_new_tokens, seed, eos_token_id, stop, n, logprobs: as for `generate`.
+            max_new_tokens, stop, n, logprobs, options: as for `generate`. Temperature, filters and
+                rules are by default of the target's generation_config.json, if any, else greedy
+                (`text_options`).
             system: a system prompt for the template.
             raw: leave out the template, and continue the text itself.
 
         Raises:
             TypeError, ValueError: as for `generate`; the target has no tokenizer.
         """
-        inputs.refuse(self.generate_text, others)
         tokenizer = self._tokenizer.require("generate_text")
         texts = arguments.strings("prompt", prompt)
-        if eos_token_id is None and not raw and has_template(tokenizer):
-            eos_token_id = ends_of_turn(tokenizer, self.levels[0])
-        request: dict[str, Any] = self.text_options(temperature, top_k, top_p, min_p, rules)
-        request |= {"max_new_tokens": max_new_tokens, "seed": seed, "eos_token_id": eos_token_id}
-        prompts = [prompt_of_text(tokenizer, text, system, raw).input_ids for text in texts]
-        return self.generate(inputs.Prompts(prompts), **request, stop=stop, n=n, logprobs=logprobs)
+        if options.get("eos_token_id") is None and not raw and has_template(tokenizer):
+            options["eos_token_id"] = ends_of_turn(tokenizer, self.levels[0])
+        rows = [prompt_of_text(tokenizer, text, system, raw).input_ids for text in texts]
+        n = arguments.integer("n", n, arguments.SIZE_MAX, 1)
+        requests = self.requests(
+            self.generate_text, rows or [[]], max_new_tokens, self.text_options(**options), n=n
+        )
+        fronts = [request.tokens for request in requests]
+        return self.complete(requests, fronts, stop=stop, logprobs=logprobs)
+
+
+def _resolved(
+    things: Sequence[Any], dtype: Any, device: Any, pack: Switch | None
+) -> tuple[list[Level], Any]:
+    """Return the models of a chain, and its drafter: None if that is the last of several models, a
+    `DraftModel` if that drafts several paths."""
+    models: list[Level] = []
+    for n, thing in enumerate(things):
+        name = f"levels[{n}]"
+        _require_another(name, thing, things[:n])
+        loaded = isinstance(thing, str | Path)
+        packed: Switch = pack if pack is not None else "auto" if loaded else False
+        entry = resolve(thing, Options(name, models, dtype, device, packed))
+        if not is_drafter(entry):
+            _require_apart(name, [entry], models)
+            models.append(entry)
+        elif 0 < n == len(things) - 1:
+            _require_apart(name, levels_of(entry), models)
+            if isinstance(entry, DraftModel):
+                models.append(cast(Level, entry.level))
+            return models, entry
+        else:
+            raise TypeError(
+                f"{name} of {len(things)}: expected a model, given the drafter "
+                f"{type(entry).__name__}; a drafter can only be the last of at least two"
+            )
+    return models, None
 
 
 def _graphs(graphs: bool | Graphs | None, devices: set[torch.device]) -> Graphs | None:

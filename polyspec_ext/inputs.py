@@ -1,26 +1,31 @@
-"""Check a chain's inputs, and convert them to lists with an entry per request."""
+"""`Request`: a prompt with its parameters, checked once, where a caller passes them."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import fields
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 
 from . import arguments
 from .drafters.base import BatchedDrafter
 from .levels.base import BatchedLevel, EncodedInput
-from .sampling import Sampling, fresh_seed, row_seeds
+from .sampling import RowProcessor, Sampling, fresh_seed, row_seeds
+
+if TYPE_CHECKING:
+    from .rules import LogitsRules
+
+    Rules = LogitsRules | Sequence[LogitsRules | None] | None
 
 # Arguments of transformers' `generate` outside its configuration.
 _OF_GENERATE = ("assistant_model", "generation_config", "logits_processor", "negative_prompt_ids",
                 "prefix_allowed_tokens_fn", "stopping_criteria", "streamer", "synced_gpus",
                 "token_streamer", "tokenizer")  # fmt: skip
 
-# Options of transformers and their names here, beside the fields of `LogitsRules`.
+# Parameters of transformers and their names here, beside the fields of `LogitsRules`.
 _HERE = {
     "stop_strings": "stop=...",
     "num_return_sequences": "n=...",
@@ -35,8 +40,107 @@ Prompt = torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
 Tokenized = Prompt | Mapping[str, Any]  # also the output of a tokenizer
 
 
-class Prompts(list[list[int]]):
-    """Prompts checked by `prompts`: ids of the target, at least 1 each."""
+Ends = int | Sequence[int] | Sequence[Sequence[int]]
+
+
+class Parameters(TypedDict, total=False):
+    """Parameters of requests, with the names, defaults and meanings of `Chain.generate`. Each is a
+    value for all rows, or a value per row."""
+
+    temperature: Floats | None
+    top_k: Ints | None
+    top_p: Floats | None
+    min_p: Floats | None
+    seed: Ints | None
+    eos_token_id: Ends | None
+    rules: Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request, checked: its prompt and parameters.
+
+    Attributes:
+        tokens: prompt, at least 1 id.
+        max_new_tokens: maximum number of new tokens.
+        sampling: temperature and filters.
+        seed: in [0, 2**64).
+        eos: ids that end the text.
+        processors: logits processors of its rules, in the order of application.
+        encoded: input of the encoder in a chain of encoder-decoder models.
+        window_bound: maximum window; None: no bound.
+    """
+
+    tokens: list[int]
+    max_new_tokens: int
+    sampling: Sampling
+    seed: int
+    eos: frozenset[int]
+    processors: Sequence[RowProcessor] = ()
+    encoded: EncodedInput | None = None
+    window_bound: int | None = None
+
+
+def requests(
+    prompts: Sequence[list[int]],
+    max_new_tokens: Ints,
+    options: Parameters,
+    vocab_size: int,
+    ends: Collection[int] = (),
+    *,
+    n: int = 1,
+    encoded: EncodedInput | None = None,
+) -> list[Request]:
+    """Check the parameters of `prompts`, and return `n` requests for each of them.
+
+    Args:
+        prompts: of `prompts`.
+        options: seeds have a value per request, others per prompt.
+        vocab_size: exclusive upper bound of the ids.
+        ends: ids that end a text without an `eos_token_id`.
+        encoded: of every request.
+    """
+    count = len(prompts)
+    limits = [
+        arguments.integer("max_new_tokens", limit)
+        for limit in arguments.per_row("max_new_tokens", max_new_tokens, count)
+    ]
+    sampling = [Sampling(**row) for row in _by_row(options, Sampling.__slots__, count)]
+    eos_token_id = options.get("eos_token_id")
+    eos = eos_sets(ends if eos_token_id is None else eos_token_id, count, vocab_size)
+    rules = arguments.per_row("rules", options.get("rules"), count)
+    rows = [row for row in range(count) for _ in range(n)]
+    seeds = _seeds(options.get("seed"), [sampling[row] for row in rows])
+    made = []
+    for row, seed in zip(rows, seeds, strict=True):
+        processors = _processors(rules[row], len(prompts[row]), eos[row], vocab_size)
+        request = prompts[row], limits[row], sampling[row], seed, eos[row], processors, encoded
+        made.append(Request(*request))
+    return made
+
+
+def _by_row(options: Parameters, names: Sequence[str], count: int) -> list[dict[str, Any]]:
+    given = cast("dict[str, Any]", options)
+    values = {n: arguments.per_row(n, given[n], count) for n in names if n in given}
+    return [{name: rows[row] for name, rows in values.items()} for row in range(count)]
+
+
+def _processors(
+    rules: Any, num_prompt_tokens: int, eos: frozenset[int], vocab_size: int
+) -> list[RowProcessor]:
+    if rules is None:
+        return []
+    from .rules import LogitsRules
+
+    arguments.instance("rules", rules, LogitsRules)
+    return [rules.for_request(num_prompt_tokens, eos, vocab_size)] if rules.changes else []
+
+
+def read(name: str, value: Any, mask: Any = None) -> tuple[list[list[int]], Any]:
+    """Return the rows of a prompt or several (`rows_of`), or of a tokenizer's mapping, and the mask
+    of their padding; the caller's `mask` takes precedence."""
+    ids, mask = unwrapped(name, value, mask)
+    return rows_of(name, ids), mask
 
 
 def unwrapped(name: str, value: Any, mask: Any = None) -> tuple[Any, Any]:
@@ -52,17 +156,19 @@ def unwrapped(name: str, value: Any, mask: Any = None) -> tuple[Any, Any]:
     return value["input_ids"], value.get("attention_mask") if mask is None else mask
 
 
-def refuse(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
-    """Refuse arguments that `call` does not have: name the first, and the call that takes it or a
-    similar name."""
+def refuse(call: Callable[..., Any], options: Mapping[str, Any], lacks: Sequence[str] = ()) -> None:
+    """Refuse arguments that `call` does not have; it has `Parameters`, except for `lacks`. Name the
+    first, and the call that takes it or a similar name."""
+    known = [*inspect.signature(call).parameters, *Parameters.__annotations__]
+    known = [name for name in dict.fromkeys(known) if name not in ("others", "options", *lacks)]
+    others = [name for name in options if name not in known]
     if not others:
         return
     from transformers import GenerationConfig
 
     from .rules import LogitsRules
 
-    name = next(iter(others))
-    known = [key for key in inspect.signature(call).parameters if key not in ("self", "others")]
+    name = others[0]
     near = difflib.get_close_matches(name, known, 1, 0.8)
     hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(known)}"
     here = _HERE | {
@@ -80,7 +186,7 @@ def refuse(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
             hint += "; here temperature=0 is greedy, and any other samples"
     raise TypeError(
         f"{name}: expected no such argument of {call.__qualname__}, given "
-        f"{arguments.shown(others[name])}{hint}"
+        f"{arguments.shown(options[name])}{hint}"
     )
 
 
@@ -115,7 +221,7 @@ def prompts(
     vocab_size: int,
     attention_mask: Any = None,
     padding: int | None = None,
-) -> Prompts:
+) -> list[list[int]]:
     """Check the ids of `rows_of`, and return them without padding. Without a mask, ids `padding` at
     the ends of rows of equal length are padding, as `generate` of transformers takes them."""
     if attention_mask is not None:
@@ -126,7 +232,7 @@ def prompts(
         if not row:
             raise ValueError(f"{name}: expected at least 1 token, given 0")
         arguments.require_ids(name, row, vocab_size)
-    return Prompts(rows)
+    return list(rows)
 
 
 def _stripped(row: list[int], padding: int) -> list[int]:
@@ -172,14 +278,13 @@ def encoded(given: Any, wanted: bool, name: str) -> EncodedInput | None:
         )
     if isinstance(given, EncodedInput):
         return given
-    ids, mask = unwrapped(argument, given)
-    rows = rows_of(argument, ids)
+    rows, mask = read(argument, given)
     if len(rows) != 1 or not rows[0]:
         raise ValueError(f"{argument}: expected one text, given {len(rows) if rows[0] else 'none'}")
     return EncodedInput(torch.tensor(prompts(argument, rows, arguments.SIZE_MAX, mask)))
 
 
-def seeds(seed: Any, sampling: Sequence[Sampling]) -> list[int]:
+def _seeds(seed: Any, sampling: Sequence[Sampling]) -> list[int]:
     """Return a seed per row in [0, 2**64); from a single seed by `row_seeds`. None: a fresh seed,
     but 0 for a batch of greedy rows: they draw nothing, and torch's generator stays unchanged."""
     count = len(sampling)
@@ -189,20 +294,6 @@ def seeds(seed: Any, sampling: Sequence[Sampling]) -> list[int]:
         return row_seeds(seed, count)
     values = arguments.per_row("seed", seed, count)
     return [arguments.integer("seed", value, arguments.SEED_MAX) for value in values]
-
-
-def repeated(name: str, value: Any, count: int, n: int) -> Any:
-    """Return a value per row from values per prompt, `n` rows each; keep a value for all rows."""
-    if n == 1 or arguments.entries(name, value) is None:
-        return value
-    return [value for value in arguments.per_row(name, value, count) for _ in range(n)]
-
-
-def repeated_ends(value: Any, count: int, n: int) -> Any:
-    """Apply `repeated` to end-of-text ids if each prompt has its list of ids."""
-    rows = arguments.entries("eos_token_id", value) or []
-    by_prompt = any(arguments.entries("eos_token_id", row) is not None for row in rows)
-    return repeated("eos_token_id", value, count, n) if by_prompt else value
 
 
 def eos_sets(ids: Any, count: int, vocab_size: int) -> list[frozenset[int]]:
@@ -236,9 +327,10 @@ def require_batches(
 
 
 def require_room(
-    names: Sequence[str], parts: Sequence[BatchedLevel | BatchedDrafter], prompt: int, new: int
+    names: Sequence[str], parts: Sequence[BatchedLevel | BatchedDrafter], request: Request
 ) -> None:
     """Refuse a prompt and new tokens that exceed the context of a level or the drafter."""
+    prompt, new = len(request.tokens), request.max_new_tokens
     for name, member in zip(names, parts, strict=True):
         if member.max_length is not None and prompt + new > member.max_length:
             reason = getattr(getattr(member, "level", member), "why_no_longer", None)
@@ -250,16 +342,13 @@ def require_room(
 
 
 def padded(
-    input_ids: Prompt,
     fronts: Sequence[list[int]],
-    given: Sequence[list[int]],
-    rows: Sequence[list[int]],
+    new: Sequence[list[int]],
     pad: int,
+    device: torch.device | None = None,
 ) -> torch.Tensor:
-    """Return ``[B, N]`` int64 on the prompts' device: rows of `input_ids` (`fronts`, by `rows_of`),
-    new tokens (in `rows`, after the prompts `given`), then padding `pad`."""
-    rows = [f + row[len(p) :] for f, p, row in zip(fronts, given, rows, strict=True)]
+    """Return ``[B, N]`` int64: rows of prompts, new tokens, then padding `pad`."""
+    rows = [front + tokens for front, tokens in zip(fronts, new, strict=True)]
     width = max(map(len, rows))
     table = [row + [pad] * (width - len(row)) for row in rows]
-    device = input_ids.device if isinstance(input_ids, torch.Tensor) else None
     return torch.tensor(table, dtype=torch.int64, device=device)

@@ -94,8 +94,8 @@ def alternatives(row: Row, logits: torch.Tensor, count: int) -> list[Alternative
         logits: target's processed logits ``[e, V]`` of the tokens.
         count: number of ids for each token, at least 1.
     """
-    found = likeliest(logits, row.sampling, count)
-    if row.sampling.greedy:
+    found = likeliest(logits, row.request.sampling, count)
+    if row.request.sampling.greedy:
         row.logprobs[len(row.logprobs) - len(found) :] = [best[0][1] for best in found]
     return found
 
@@ -147,7 +147,7 @@ class StoppedRow:
         """ "stop" at an end-of-text id or a stop string, else "length"; None: not ended."""
         if not self._row.ended:
             return None
-        at_end = not self._row.eos.isdisjoint(self.tokens[-1:])
+        at_end = not self._row.request.eos.isdisjoint(self.tokens[-1:])
         return "stop" if at_end or self.stops() else "length"
 
 
@@ -235,7 +235,7 @@ class Answer:
     @property
     def ends(self) -> Collection[int]:
         """Ids that end the answer."""
-        return self.stream.batch.rows[0].eos
+        return self.stream.batch.rows[0].request.eos
 
     @property
     def message(self) -> dict[str, str]:

@@ -12,16 +12,16 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from .. import columns, tiny
 from ..chain import Chain
 from ..chat import ChatPrompt, StopStrings, ends_of_turn, has_template, prompt_of_text
 from ..files import ChainFile
-from ..inputs import Prompts
+from ..inputs import Parameters
 from ..levels import tokenizer_at
 from ..levels.sources import model_source, original
-from ..outputs import Output
+from ..outputs import Output, Stream
 from ..runtime.batch import Batch
 from ..stats import Stats
 from .options import SWITCHES, add_chain_options
@@ -63,9 +63,8 @@ def sampling_of(args: argparse.Namespace, count: int, n: int = 1) -> dict[str, A
 def followed(chain: Chain, request: dict[str, Any]) -> dict[str, Any]:
     """Return the request; its missing options are of the target's generation_config.json
     (`Chain.text_options`)."""
-    names = ("temperature", "top_k", "top_p", "min_p", "rules")
-    given: dict[str, Any] = {name: request.get(name) for name in names}
-    return request | chain.text_options(**given)
+    given = {name: value for name, value in request.items() if name in Parameters.__annotations__}
+    return {**request, **chain.text_options(**given)}
 
 
 def samples(request: dict[str, Any]) -> bool:
@@ -135,7 +134,7 @@ def planned_chain(args: argparse.Namespace, prompts: list[list[int]]) -> Chain:
         sources,
         prompts,
         max(_PLANNED, *args.max_new_tokens),
-        args.temperature[0] or 0.0,
+        temperature=args.temperature[0] or 0.0,
         pack=SWITCHES[args.pack],
         consider=True,
         batch=len(prompts),
@@ -268,9 +267,12 @@ def run(args: argparse.Namespace) -> int:
         print(chain, file=sys.stderr)
         for prompt in prompts:
             show_prompt(prompt)
-    ids = Prompts(prompt.input_ids for prompt in prompts)
-    if len(ids) == args.n == 1 and not args.json:
-        stream = chain.stream(ids, **request)
+    stop, limits = request.pop("stop"), request.pop("max_new_tokens")
+    rows = [prompt.input_ids for prompt in prompts]
+    requests = chain.requests(chain.generate, rows, limits, cast(Parameters, request), n=args.n)
+    if len(requests) == 1 and not args.json:
+        reader = StopStrings(tokenizer, stop) if stop else None
+        stream = Stream(chain.begin(requests), reader)
         if args.show_levels:
             colours = Colours(chain, stream.batch)
             print_text(stream, tokenizer, args.stop or (), colours)
@@ -279,7 +281,7 @@ def run(args: argparse.Namespace) -> int:
             print_text(stream, tokenizer, args.stop or ())
         seeds, stats = stream.seeds, stream.stats
     else:
-        out = chain.generate(ids, **request, n=args.n)
+        out = chain.complete(requests, [request.tokens for request in requests], stop=stop)
         seeds, stats = out.seeds, out.stats
         answers = _answers(out, [prompt for prompt in prompts for _ in range(args.n)], tokenizer)
         if args.json:

@@ -10,22 +10,25 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from .. import _C, arguments, inputs
 from ..chain import Chain
+from ..inputs import Parameters, Request
 from ..levels.base import require_same_vocabulary
 from ..policies import RoundReport, StepReport, WindowPolicy, named
 from ..runtime.batch import Batch
 from ..runtime.prefill import Reading
 from ..runtime.rows import Row
-from ..sampling import Sampling
-from ..stats import LevelStats, Stats
+from ..stats import Stats
 from ..tensors import common_prefix
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _AHEAD = 512  # room for new tokens per text, by which caches are allocated
 # The target's draws have the same positions and levels, so drafts need another seed: the seed of a
@@ -55,7 +58,8 @@ class _Text:
     """A text and its drafts.
 
     Attributes:
-        tokens: committed by the target; ids that the chain cannot read are 0.
+        request: its prompt and parameters; ids that the chain cannot read are 0.
+        tokens: committed by the target, as well.
         row: row of the chain, with the text and its drafts; None: the text has not joined.
         differs: the row has another text than `tokens`, and no draft is pending.
         logits: ``[Vd]`` of each draft token.
@@ -65,10 +69,8 @@ class _Text:
     """
 
     number: int
-    tokens: list[int]
-    sampling: Sampling
-    seed: int
-    eos: frozenset[int]
+    request: Request
+    tokens: list[int] = field(init=False)
     row: Row | None = None
     differs: bool = False
     logits: list[torch.Tensor] = field(default_factory=list)
@@ -78,6 +80,9 @@ class _Text:
     steps: list[StepReport] = field(default_factory=list)
     reported: int | None = None
     chosen: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.tokens)
 
     @property
     def drafts(self) -> list[int]:
@@ -163,22 +168,16 @@ class DraftChain:
         self,
         key: Hashable,
         tokens: Sequence[int],
-        *,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int = 0,
-        eos_token_id: int | Sequence[int] = (),
+        **options: Unpack[Parameters],
     ) -> None:
         """Add a text. The levels read it at the first `propose` that needs drafts.
 
         Args:
             tokens: ids of the text, at least 1.
-            temperature ... min_p: sampling of drafts; the same as in the target's verification.
-            seed: seed of the request. Draws of drafts are independent of the target's draws with
-                the same seed.
-            eos_token_id: ids that end the text; no draft follows a pending EOS id.
+            options: as for `Chain.generate`, without rules. Temperature and filters are the same as
+                in the target's verification, by default temperature 1. Draws of drafts are
+                independent of the target's draws with the same seed, by default 0. No draft follows
+                a pending EOS id; by default there are no EOS ids.
 
         Raises:
             TypeError, ValueError: an argument of another type or out of range, the key has a text
@@ -190,12 +189,13 @@ class DraftChain:
         ids = self._ids(tokens)
         if not ids:
             raise ValueError("tokens: expected at least 1, given 0")
-        sampling = Sampling(temperature, top_k, top_p, min_p)
-        seed = _C.row_seed(arguments.integer("seed", seed, arguments.SEED_MAX), _SEED_AT)
-        [eos] = inputs.eos_sets(eos_token_id, 1, self.vocab_size)
+        inputs.refuse(self.add, options, lacks=["rules"])
+        usual: Parameters = {"temperature": 1.0, "seed": 0}
+        [request] = inputs.requests([self._read_as(ids)], 0, {**usual, **options}, self.vocab_size)
+        seed = _C.row_seed(request.seed, _SEED_AT)
         used = {text.number for text in self._texts.values()}
         number = next(n for n in itertools.count() if n not in used)
-        self._texts[key] = _Text(number, self._read_as(ids), sampling, seed, eos)
+        self._texts[key] = _Text(number, replace(request, seed=seed))
 
     def propose(self, wanted: Mapping[Any, int]) -> None:
         """Draft until each text has at least the wanted number of pending tokens. Fewer are
@@ -312,8 +312,8 @@ class DraftChain:
         return _AHEAD if self.max_tokens is None else min(_AHEAD, self.max_tokens - length)
 
     def _lacks(self, text: _Text, count: int) -> bool:
-        drafts, row = text.drafts, text.row
-        if text.error is not None or len(drafts) >= count or not text.eos.isdisjoint(drafts):
+        drafts, row, eos = text.drafts, text.row, text.request.eos
+        if text.error is not None or len(drafts) >= count or not eos.isdisjoint(drafts):
             return False
         if row is not None and not text.differs:
             return not row.ended
@@ -378,10 +378,11 @@ class DraftChain:
         ready: list[_Text] = []
         readings: list[Reading] = []
         for text in texts:
-            stats = Stats([LevelStats(name) for name in self.chain.names], len(text.tokens))
             room = self._room(len(text.tokens))
-            parameters = text.sampling, text.seed, frozenset[int](), stats
-            text.row = row = Row(text.number, list(text.tokens), room, *parameters)
+            request = replace(
+                text.request, tokens=text.tokens, max_new_tokens=room, eos=frozenset()
+            )
+            text.row = row = Row(text.number, request, self.chain.names)
             text.differs = False
             self._running[text.number] = text
             try:

@@ -273,7 +273,7 @@ class _Run:
             return sequences
         logprobs = torch.full((len(self.texts), longest), float("nan"), dtype=torch.float32)
         for number, text in enumerate(self.texts):
-            if not batch.rows[number].sampling.greedy:
+            if not batch.rows[number].request.sampling.greedy:
                 found = batch.rows[number].logprobs[: len(text)]
                 logprobs[number, : len(text)] = logprobs.new_tensor(found)
 

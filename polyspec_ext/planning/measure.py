@@ -14,7 +14,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,10 +26,11 @@ from ..arguments import Switch
 from ..chain import Chain
 from ..drafters import Context, Drafter, DraftModel, elements, is_drafter, resolve
 from ..drafters.checkpoint import head_of
+from ..inputs import Ends, Parameters
 from ..levels import InputBlock, Level, Options, PromptBatch, batched
 from ..levels.base import id_map_of
 from ..levels.sources import is_copy, original
-from ..sampling import Sampling, processed_scores
+from ..sampling import Sampling, fresh_seed, processed_scores
 from ..stats import LevelStats, Stats, merge
 from ..tensors import RowCounts
 from .theory import Acceptance, Floats, Proposals, batches
@@ -57,46 +58,41 @@ _Prompt = TypeVar("_Prompt", bound=Sequence[int])
 
 
 @dataclass(frozen=True)
-class Request:
-    """The requests of a plan: arguments of `Chain.generate`.
+class Workload:
+    """The requests of a plan.
 
     Attributes:
         seed: seed of the first measured call.
         batch: prompts per call.
-
-    Raises:
-        TypeError, ValueError: as for `Chain.generate`; `max_new_tokens` < 2, or `batch` < 1.
     """
 
     max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
     seed: int = 0
-    eos_token_id: int | Sequence[int] | None = None
+    eos_token_id: Ends | None = None
     batch: int = 1
 
-    @property
-    def sampling(self) -> Sampling:
-        """Sampling parameters of the requests."""
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+    @classmethod
+    def of(cls, max_new_tokens: int, batch: int, options: Parameters) -> Workload:
+        """Return the requests of arguments of `plan`.
 
-    def __post_init__(self) -> None:
-        sampling = self.sampling
-        checked = {
-            **{name: getattr(sampling, name) for name in sampling.__slots__},
-            "max_new_tokens": arguments.integer("max_new_tokens", self.max_new_tokens, low=2),
-            "seed": arguments.integer("seed", self.seed, arguments.SEED_MAX),
-            "batch": arguments.integer("batch", self.batch, arguments.SIZE_MAX, 1),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        Raises:
+            TypeError, ValueError: as for `Chain.generate`; `max_new_tokens` < 2, or `batch` < 1.
+        """
+        given: dict[str, Any] = {"temperature": 0.0, "seed": 0, **options}
+        seed, eos_token_id = given.pop("seed"), given.pop("eos_token_id", None)
+        return cls(
+            arguments.integer("max_new_tokens", max_new_tokens, low=2),
+            Sampling(**given),
+            arguments.integer("seed", fresh_seed() if seed is None else seed, arguments.SEED_MAX),
+            eos_token_id,
+            arguments.integer("batch", batch, arguments.SIZE_MAX, 1),
+        )
 
     def options(self, number: int = 0) -> dict[str, Any]:
         """Return the arguments of `Chain.generate` for measured call `number`: its seed differs."""
-        options = {name: value for name, value in self.__dict__.items() if name != "batch"}
-        return {**options, "seed": (self.seed + number) % 2**64}
+        own = {"max_new_tokens": self.max_new_tokens, "eos_token_id": self.eos_token_id}
+        return {**own, **asdict(self.sampling), "seed": (self.seed + number) % 2**64}
 
 
 @dataclass(frozen=True)
@@ -345,7 +341,7 @@ class Runner:
 
     parts: Sequence[Part]
     prompts: Sequence[Sequence[int]]
-    request: Request
+    request: Workload
 
     @property
     def groups(self) -> list[list[list[int]]]:
@@ -602,7 +598,7 @@ def timed_settings(parts: Sequence[Part]) -> list[Setting]:
 
 
 def measure(
-    parts: Sequence[Part], prompts: Sequence[Sequence[int]], request: Request, *, limit: float
+    parts: Sequence[Part], prompts: Sequence[Sequence[int]], request: Workload, *, limit: float
 ) -> Measured:
     """Measure times and acceptances for the chains of `parts`.
 
@@ -696,17 +692,17 @@ def _enter_times(
 # ---- acceptances ---------------------------------------------------------------------------------
 
 
-def processed(logits: torch.Tensor, request: Request) -> torch.Tensor:
+def processed(logits: torch.Tensor, request: Workload) -> torch.Tensor:
     """Return ``[N, V]``, the distributions of rows of logits after temperature and filters, as
     `ps.sample` computes them, up to rounding."""
-    if request.temperature == 0:
+    if request.sampling.greedy:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
     return processed_scores(logits, request.sampling).softmax(-1)
 
 
 @torch.inference_mode()
 def _distributions(
-    thing: Any, vocab: int, prompt: Sequence[int], new: Sequence[int], request: Request
+    thing: Any, vocab: int, prompt: Sequence[int], new: Sequence[int], request: Workload
 ) -> torch.Tensor:
     """Return ``[len(new), vocab]``, a level's distribution of every new token; ids outside its
     vocabulary have probability 0."""
@@ -725,7 +721,7 @@ def _acceptances(
     measured: Measured,
     parts: Sequence[Part],
     texts: Sequence[tuple[list[int], list[int]]],
-    request: Request,
+    request: Workload,
     seen: Mapping[_Pair, list[tuple[int, LevelStats]]],
 ) -> None:
     vocab = int(parts[0].thing.vocab_size)
@@ -773,7 +769,7 @@ def _agreement(
 
 
 def _proposed(
-    drafter: Any, prompt: Sequence[int], new: Sequence[int], request: Request
+    drafter: Any, prompt: Sequence[int], new: Sequence[int], request: Workload
 ) -> list[list[int]] | None:
     """Return a drafter's proposal at every new token; None: it samples its proposals."""
     fork = drafter.fork() if hasattr(drafter, "fork") else drafter

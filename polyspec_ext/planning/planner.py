@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,9 +19,8 @@ from ..arguments import Switch
 from ..chain import Chain, Prediction
 from ..drafters import elements
 from ..files import ChainFile, Element
-from ..inputs import Prompt
+from ..inputs import Parameters, Prompt
 from ..levels.models import is_sharded, level_line
-from ..sampling import fresh_seed
 from .measure import (
     MOST,
     MOST_ABOVE,
@@ -30,10 +29,10 @@ from .measure import (
     Measured,
     MeasuredSeconds,
     Part,
-    Request,
     Runner,
     Setting,
     Trial,
+    Workload,
     considered,
     in_order,
     measure,
@@ -50,6 +49,9 @@ from .theory import (
     expectation,
     starts,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 RUNNERS_UP = 3  # chains run with `verify`, beside the recommendation and plain decoding
 _MEASURING = 0.75  # share of the time; the rest is for trials
@@ -360,7 +362,7 @@ class Plan:
     recommended: Candidate
     measured: Measured
     parts: list[Part]
-    request: Request
+    request: Workload
 
     @property
     def plain(self) -> Candidate:
@@ -449,12 +451,6 @@ def plan(
     levels: Sequence[Any],
     prompts: Prompt,
     max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    seed: int | None = 0,
-    eos_token_id: int | Sequence[int] | None = None,
     *,
     batch: int = 1,
     pack: Switch = "auto",
@@ -463,6 +459,7 @@ def plan(
     repeats: int = 3,
     trials: int | None = TRIED,
     consider: bool = False,
+    **options: Unpack[Parameters],
 ) -> Plan:
     """Predict the speed of every chain of `levels` on the user's prompts and this machine, and
     recommend the fastest, or the target alone.
@@ -478,8 +475,9 @@ def plan(
         levels: as for `Chain`, with any number of candidates between target and drafter, and
             several drafters without a model. The target is first; the others are sorted by time.
         prompts: token ids, typical of later requests; measurements are averages over them.
-        max_new_tokens ... eos_token_id: of the requests to come. Measured calls have different
-            seeds, from `seed` on; None: from a seed of torch's generator.
+        max_new_tokens, options: of the requests to come, as for `Chain.generate`, without rules.
+            Measured calls have different seeds, from `seed` (default: 0) on; None: from a seed of
+            torch's generator.
         batch: prompts per call. The rows of a call share every step and wait for each other.
         pack: as for `Chain`.
         seconds: time for measurements; the search takes a few seconds more.
@@ -502,8 +500,8 @@ def plan(
     repeats = arguments.integer("repeats", repeats, low=1)
     if trials is not None:
         trials = arguments.integer("trials", trials)
-    seed = fresh_seed() if seed is None else seed
-    request = Request(max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id, batch)
+    inputs.refuse(plan, options, lacks=["rules"])
+    request = Workload.of(max_new_tokens, batch, options)
     loader = Loader(pack, request.batch)
     parts = loader.parts(levels)
     if consider:
@@ -517,7 +515,7 @@ def plan(
     progress.note(f"plan: trying the fastest of {len(ranked)} chains")
     runner = Runner(parts, rows[: len(measured.prompts)], request)
     ranked = with_trials(measured, ranked, runner, seconds, trials)
-    if request.temperature > 0 and ranked[0].windows:
+    if not request.sampling.greedy and ranked[0].windows:
         ranked[0] = _with_rule(ranked[0], runner, _TRYING * seconds)
     best = ranked[0]
     # Plain decoding runs too: it shows a change in the machine's load.
@@ -554,7 +552,7 @@ def _with_rule(candidate: Candidate, runner: Runner, limit: float) -> Candidate:
     )
 
 
-def _checked(prompts: Any, request: Request, target: Part) -> list[list[int]]:
+def _checked(prompts: Any, request: Workload, target: Part) -> list[list[int]]:
     """Return the checked prompts; check the EOS ids of the request by the target's vocabulary."""
     if is_sharded(target.thing):
         raise ValueError(
@@ -572,7 +570,7 @@ def load_or_plan(
     levels: Sequence[Any],
     prompts: Prompt,
     max_new_tokens: int,
-    temperature: float,
+    options: Parameters,
     *,
     pack: Switch,
     seconds: float,
@@ -580,7 +578,7 @@ def load_or_plan(
     batch: int,
 ) -> _Chain:
     """Return the recommended chain, planned once per machine; see `Chain.planned`."""
-    request, store = Request(max_new_tokens, temperature, batch=batch), default_store()
+    request, store = Workload.of(max_new_tokens, batch, options), default_store()
     loader = Loader(pack, request.batch)
     parts = loader.parts(levels)
     rows, known = _checked(prompts, request, parts[0]), elements(levels)
@@ -598,7 +596,7 @@ def load_or_plan(
             parts = loader.with_considered(known, parts, _MAKING * seconds)
         things = [element.thing for element in parts]
         planned = plan(
-            things, rows, max_new_tokens, temperature, batch=batch, pack=pack, seconds=seconds
+            things, rows, max_new_tokens, batch=batch, pack=pack, seconds=seconds, **options
         )
         best = planned.recommended
         chosen = [things.index(planned.parts[n].thing) for n in best.parts]
@@ -679,11 +677,11 @@ def _rates(ranked: Sequence[Candidate], plain: Candidate, verbose: bool) -> str:
     return f"predicted for whole calls\n{columns.table('chain', heads, rows)}"
 
 
-def _measurements(measured: Measured, parts: Sequence[Part], request: Request) -> str:
+def _measurements(measured: Measured, parts: Sequence[Part], request: Workload) -> str:
     """Return times by element, acceptances, trials of chains, and packing of levels."""
     lines = [
         f"measured in {measured.spent:.0f} s on {len(measured.prompts)} texts of "
-        f"{len(measured.remaining)} tokens, temperature {request.temperature:g}, batch "
+        f"{len(measured.remaining)} tokens, temperature {request.sampling.temperature:g}, batch "
         f"{measured.batch}; {measured.outside * 1e6:.0f} us per step outside the levels"
     ]
     for n, element in enumerate(parts):

@@ -206,7 +206,7 @@ class Batch:
         self._recorder = self._reports or StatsRecorder(self.stats)
         self._processors = RequestProcessors(processors)
         for row in rows:
-            self._processors.add(row.number, row.processors)
+            self._processors.add(row.number, row.request.processors)
         with torch.inference_mode(), owner.work():
             if isinstance(before := owner.latest, Batch):  # abandoned before its end
                 before._keep(before.rows)
@@ -225,7 +225,7 @@ class Batch:
     @property
     def seeds(self) -> list[int]:
         """Return the seed of each row."""
-        return [row.seed for row in self.rows]
+        return [row.request.seed for row in self.rows]
 
     @property
     def admits(self) -> bool:
@@ -286,7 +286,7 @@ class Batch:
             self._note_models(rows)
             self._engine.join(rows, readings)
         for row in rows:
-            self._processors.add(row.number, row.processors)
+            self._processors.add(row.number, row.request.processors)
         self.rows += rows
         self._count(rows)
 

@@ -213,7 +213,7 @@ class Engine:
     def _begin_windows(self, row: Row) -> None:
         sizes, rounds = self.config.windows, self.config.rounds
         self._rows.state.set_windows(row.slot, (*sizes, *rounds))
-        if row.window_bound is not None:
+        if row.request.window_bound is not None:
             self.set_windows(row, sizes)
 
     def _begin_caches(self) -> None:
@@ -286,8 +286,8 @@ class Engine:
     def set_windows(self, row: Row, windows: Sequence[int]) -> None:
         """Set the windows of one row from the next round on; bounded rounds follow them."""
         sizes, rounds, slot = tuple(windows), self.config.rounds, row.slot
-        if row.window_bound is not None:
-            sizes = tuple(min(size, row.window_bound) for size in sizes)
+        if row.request.window_bound is not None:
+            sizes = tuple(min(size, row.request.window_bound) for size in sizes)
         if sizes != self.config.windows:
             fitting = [*default_rounds(sizes), 0]
             rounds = tuple(bound and new for bound, new in zip(rounds, fitting, strict=True))

@@ -374,8 +374,8 @@ class RoundPlanner:
             return before
         # The whole text up to its limit, of which at most _TRUSTED new tokens.
         capacity = longest + min(max(row.room for row in slots), _TRUSTED) + plan.ahead
-        eos = max(1, *[len(row.eos) for row in slots])
-        greedy = all(row.sampling.greedy for row in slots)
+        eos = max(1, *[len(row.request.eos) for row in slots])
+        greedy = all(row.request.sampling.greedy for row in slots)
         key = (on_host, len(slots), steps, eos, greedy)
         rows = self._kept.pop(key, None)
         if rows is None or not rows.state.fits(steps, capacity):

@@ -161,7 +161,7 @@ class Caches:
         parts = {number: cast(Admitting, self._parts[number - 1]) for number in numbers}
         sequences = {number: level.open(row.committed) for number, level in parts.items()}
         # A target that decodes alone needs no lower level.
-        alone = row.window_bound == 0 or (plain and not self._layers)
+        alone = row.request.window_bound == 0 or (plain and not self._layers)
         readers = numbers[:1] if alone else numbers
         lengths = dict.fromkeys(sequences, 0)
         for number in readers:
@@ -351,7 +351,7 @@ class Caches:
                     counted = None if min(counts) == tokens.shape[1] else counts
                     tokens = self._config.id_maps[number - 1].to_below(tokens)
                     layers = self._layers if number == 1 else ()
-                    encoded = slots[0].encoded  # levels with an encoder take one row
+                    encoded = slots[0].request.encoded  # levels with an encoder take one row
                     if encoded is not None and number > 1:
                         encoded = encoded._replace(states=None)
                     hidden = level.prefill(PromptBatch(tokens, counted, capacity, layers, encoded))

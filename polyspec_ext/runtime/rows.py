@@ -8,7 +8,7 @@ computes the next step from them, or the steps follow a plan and the host reads 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,11 +16,11 @@ import numpy.typing as npt
 import torch
 
 from ..drafters.base import DraftBlock, RowBuffer
-from ..levels.base import EncodedInput
+from ..inputs import Request
 from ..ops import schedule, unchecked
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
-from ..sampling import LogitsProcessors, RequestProcessors, RowProcessor, Sampling, Words, stacked
-from ..stats import Stats
+from ..sampling import LogitsProcessors, RequestProcessors, Words, stacked
+from ..stats import LevelStats, Stats
 from ..tensors import IdMap, MemoryKey, RowCounts, RowParameters, moved, on_device
 
 if TYPE_CHECKING:
@@ -36,44 +36,41 @@ class Row:
 
     Attributes:
         number: index of the request in the batch, for messages.
+        names: of the chain's levels, for `stats`.
         tokens: prompt and committed tokens.
-        encoded: input of the encoder in a chain of encoder-decoder models.
+        max_new_tokens: of the request; a caller that rewinds the row may change it.
         slot: row in the caches, which changes when other rows leave.
         logprobs: log-probabilities of committed tokens under the target's processed distribution.
         ended: whether the text is complete.
         paused: whether the row idles in the next rounds.
         origins: origins of the committed tokens (`origins` below), if traced.
-        window_bound: maximum window of the row; None: no bound.
         policy_number: number of the row for the policy; numbers of removed rows are reused.
         num_reported: committed tokens reported to the policy.
         error: why the request has failed.
-        processors: logits processors, in the order of application.
         kept: committed tokens at the last copy to the prefix cache; 0: no copy.
         models: the models that read the text first (`Prefixes.forget_unless`).
     """
 
     number: int
-    tokens: list[int]
-    max_new_tokens: int
-    sampling: Sampling
-    seed: int
-    eos: frozenset[int]
-    stats: Stats
-    encoded: EncodedInput | None = None
+    request: Request
+    names: InitVar[Sequence[str]]
+    tokens: list[int] = field(init=False)
+    max_new_tokens: int = field(init=False)
+    stats: Stats = field(init=False)
     slot: int = 0
     logprobs: list[float] = field(default_factory=list)
     ended: bool = False
     paused: bool = False
     origins: list[Any] = field(default_factory=list)
-    window_bound: int | None = None
     policy_number: int = 0
     num_reported: int = 0
     error: Exception | None = None
-    processors: list[RowProcessor] = field(default_factory=list)
     kept: int = 0
     models: object = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, names: Sequence[str]) -> None:
+        self.tokens, self.max_new_tokens = list(self.request.tokens), self.request.max_new_tokens
+        self.stats = Stats([LevelStats(name) for name in names], len(self.tokens))
         self.slot = self.policy_number = self.number
         self.num_reported = len(self.tokens)
         self.ended = self.max_new_tokens == 0
@@ -283,7 +280,8 @@ class StateRows:
         for words, row in zip(host, rows, strict=True):
             words[shape.TOTAL], words[shape.ROOM] = len(row.tokens), row.room
             words[shape.text_at : shape.text_at + len(row.tokens)] = row.tokens
-        ends = [[*sorted(row.eos), *[-1] * (self.eos.shape[1] - len(row.eos))] for row in rows]
+        wide = self.eos.shape[1]
+        ends = [[*sorted(row.request.eos), *[-1] * (wide - len(row.request.eos))] for row in rows]
         if self.device.type != "cpu":
             self.head, table = host[:, : shape.log_at], table.pin_memory()
         self.words.copy_(table, non_blocking=True)
@@ -590,9 +588,10 @@ class Rows:
             if not width or self.hidden is None or self.hidden.width < width:
                 self.hidden = type(before.hidden)(self.state.batch, self.state.device, width)
             self.hidden.write(before.hidden)
-        self.parameters.write([row.sampling for row in slots], [row.seed for row in slots])
+        requests = [row.request for row in slots]
+        self.parameters.write([r.sampling for r in requests], [r.seed for r in requests])
         if self.on_host:
-            self.requests, self.eos = [row.number for row in slots], [row.eos for row in slots]
+            self.requests, self.eos = [row.number for row in slots], [r.eos for r in requests]
 
     def fill(self, step: PlannedStep) -> Step:
         """Return a planned step with its tokens, without host synchronisation. Rows that are due

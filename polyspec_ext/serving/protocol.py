@@ -97,8 +97,8 @@ def wrong(error: TypeError | ValueError) -> Refusal:
 
 
 def _without_file(default_temperature: float, **given: Any) -> dict[str, Any]:
-    usual = {"temperature": default_temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    return usual | {name: value for name, value in given.items() if value is not None}
+    known = {name: value for name, value in given.items() if value is not None}
+    return {"temperature": default_temperature, **known}
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Model:
     context: int | None = None
     prompt_limit: int | None = None
     choices: int = 128
-    text_options: Callable[..., dict[str, Any]] = _without_file
+    text_options: Callable[..., Any] = _without_file
     longest: int = field(init=False)
 
     def __post_init__(self) -> None:

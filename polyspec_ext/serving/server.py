@@ -10,23 +10,25 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import arguments, inputs
 from ..chain import Chain
 from ..errors import PolyspecError
-from ..inputs import Tokenized
+from ..inputs import Parameters, Tokenized
 from ..kv_cache.prefixes import Prefixes
 from ..outputs import alternatives
-from ..rules import LogitsRules
 from ..runtime.batch import Batch
 from ..runtime.prefill import Reading
 from ..runtime.rows import Row
 from ..sampling import Alternatives
 from ..stats import Stats
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # Prompt tokens that a step reads: at most beside running requests, at least (fewer take about as
 # long), and at most while no request runs, in about `_PIECE` seconds: then a request can end.
@@ -150,24 +152,17 @@ class Server:
         self,
         prompt: Tokenized,
         max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int | None = None,
-        eos_token_id: int | Sequence[int] | None = None,
         *,
-        rules: LogitsRules | None = None,
         speculation: bool | int = True,
         priority: int = 0,
         logprobs: int = 0,
-        **others: NoReturn,
+        **options: Unpack[Parameters],
     ) -> int:
         """Queue a request; it joins the batch in a later step. Thread-safe.
 
         Args:
             prompt: a single prompt, as for `Chain.stream`.
-            max_new_tokens ... eos_token_id, rules: as for `Chain.stream`.
+            max_new_tokens, options: as for `Chain.stream`.
             speculation: False decodes with the target alone; a number bounds every window.
             priority: requests of a higher priority leave the queue first.
             logprobs: number of likeliest ids in `Event.alternatives` for each token.
@@ -179,28 +174,28 @@ class Server:
             TypeError, ValueError: as for `Chain.stream`; more tokens than `max_tokens`.
             ServerFull: the queue is full.
         """
-        inputs.refuse(self.add, others)
         bound = _window_bound(speculation)
         priority = arguments.integer("priority", priority, arguments.SIZE_MAX, -arguments.SIZE_MAX)
         logprobs = arguments.integer("logprobs", logprobs, arguments.SIZE_MAX)
-        rows = self.chain.requests(
-            prompt, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id, rules
-        )
+        rows, mask = inputs.read("prompt", prompt)
         if len(rows) != 1:
             raise ValueError(f"prompt: expected one, given {len(rows)}")
-        row = rows[0]
-        row.window_bound = bound
-        if self.max_tokens is not None and _size(row) > self.max_tokens:
+        [request] = self.chain.requests(
+            self.add, rows, max_new_tokens, options, name="prompt", mask=mask
+        )
+        request = replace(request, window_bound=bound)
+        size = len(request.tokens) + request.max_new_tokens
+        if self.max_tokens is not None and size > self.max_tokens:
             raise ValueError(
                 f"max_new_tokens: expected a prompt and an answer of at most {self.max_tokens} "
-                f"tokens together, given {_size(row)}"
+                f"tokens together, given {size}"
             )
         with self._lock:
             if len(self._waiting) >= self.max_waiting + len(self._numbers):
                 raise ServerFull(
                     f"expected at most {self.max_waiting} waiting requests, given one more"
                 )
-            row.number = next(self._ids)
+            row = Row(next(self._ids), request, self.chain.names)
             if logprobs:
                 self._alternatives[row.number] = logprobs, []
             heapq.heappush(self._waiting, (-priority, row.number, row))
@@ -365,7 +360,7 @@ class Server:
         event = Event(
             row.number,
             tokens,
-            row.logprobs[begin:] if asked or not row.sampling.greedy else [],
+            row.logprobs[begin:] if asked or not row.request.sampling.greedy else [],
             [origin.level for origin in origins],
             [origin.corrected for origin in origins],
         )
@@ -376,7 +371,7 @@ class Server:
         if row.error is not None:
             event.finish_reason, event.error = "error", row.error
         elif row.ended:
-            event.finish_reason = "stop" if tokens and tokens[-1] in row.eos else "length"
+            event.finish_reason = "stop" if tokens and tokens[-1] in row.request.eos else "length"
         event.stats = row.stats if row.ended else None
         return event
 

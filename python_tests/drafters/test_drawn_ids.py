@@ -93,7 +93,7 @@ def test_processors_see_every_id() -> None:
             return torch.where(torch.arange(V) == 3, logits, -float("inf"))
 
     chain = ps.Chain([toy.ToyLevel(V, 1), Part(Operators())], [3])
-    batch = chain.batch([PROMPT], 6, 1.0, seed=1, processors=Only())
+    batch = chain.batch([PROMPT], 6, temperature=1.0, seed=1, processors=Only())
     batch.complete()
     assert batch.rows[0].tokens[len(PROMPT) :] == [3] * 6
     assert batch.rows[0].stats.levels[0].num_accepted_tokens >= 4
@@ -163,7 +163,7 @@ def test_processors_may_forbid_all_that_it_draws() -> None:
         def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
             return torch.where(torch.arange(V) == 2, logits, -float("inf"))
 
-    batch = between(Operators()).batch([PROMPT], 6, 1.0, seed=1, processors=Only())
+    batch = between(Operators()).batch([PROMPT], 6, temperature=1.0, seed=1, processors=Only())
     batch.complete()
     assert batch.rows[0].tokens[len(PROMPT) :] == [2] * 6
 

@@ -34,7 +34,7 @@ def test_scores_that_an_observer_keeps() -> None:
         batch = chain.batch(
             [[0, 1]],
             8,
-            1.0,
+            temperature=1.0,
             seed=0,
             observe=lambda _, logits, seen=seen: seen.append(logits.clone()),
         )
@@ -69,7 +69,7 @@ def test_a_switch_leaves_the_rows_of_others_alone() -> None:
     kept = own.logits.clone()
     target, model = toy_rows.make(2)
     switching = ps.SwitchingDrafter([own, ps.DraftModel(model)])
-    batch = ps.Chain([target, switching], [2]).batch([[1, 2]], 30, 1.0, eos_token_id=[])
+    batch = ps.Chain([target, switching], [2]).batch([[1, 2]], 30, temperature=1.0, eos_token_id=[])
     for number in range(8):
         switching.active = number % 2
         batch.advance()

@@ -226,7 +226,7 @@ def test_tokens_in_any_form(kind: Any) -> None:
 
     wanted = ps.Chain([toy.ToyLevel(V, 1), Says(lambda k: Proposal([1, 2][:k]))], [2])
     chain = ps.Chain([toy.ToyLevel(V, 1), Says(made)], [2])
-    batch = chain.batch([[0, 1]], 12, 1.0, seed=0)
+    batch = chain.batch([[0, 1]], 12, temperature=1.0, seed=0)
     batch.complete()
     assert batch.rows[0].tokens == wanted.generate([0, 1], 12, 1.0, seed=0).sequences[0].tolist()
     assert {type(token) for token in batch.rows[0].tokens} == {int}

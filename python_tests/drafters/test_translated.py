@@ -126,7 +126,7 @@ def test_rows_of_one_pass_are_those_of_many() -> None:
 def test_a_plan_measures_it_at_every_place() -> None:
     target = level_of(model_of(16), list(LETTERS))
     levels = [target, TranslatedLevel(same_in_another_order(target), target)]
-    plan = ps.plan([*levels, "suffix"], [[3, 1, 4], [2]], 24, 0.0, seconds=4.0)
+    plan = ps.plan([*levels, "suffix"], [[3, 1, 4], [2]], 24, temperature=0.0, seconds=4.0)
     assert plan.measured.rate(0, 1) == pytest.approx(1, abs=0.1)
     chains = {one.parts: one for one in plan.candidates}
     assert {(0, 1), (0, 1, 2)} < set(chains)

@@ -133,7 +133,9 @@ def test_requests_with_and_without_a_grammar_side_by_side(rule: str) -> None:
     rules = [g and ps.LogitsRules(grammar=g) for g in grammars]
 
     def text(number: int) -> list[int]:
-        batch = chain.batch(prompts, 3, 1.0, seed=[0, 1, 2], eos_token_id=[EOS], rules=rules)
+        batch = chain.batch(
+            prompts, 3, temperature=1.0, seed=[0, 1, 2], eos_token_id=[EOS], rules=rules
+        )
         batch.complete()
         return batch.rows[number].tokens[len(prompts[number]) :]
 
@@ -163,7 +165,7 @@ def test_masks_are_changed_logits(names: list[str], observed: bool) -> None:
 
         options: dict[str, Any] = {"observe": observe} if observed else {}
         batch = chain.batch(
-            prompts, 40, [0.0, 1.0, 1.3], seed=5, rules=[rules, rules, None], **options
+            prompts, 40, temperature=[0.0, 1.0, 1.3], seed=5, rules=[rules, rules, None], **options
         )
         batch.complete()
         passes = [
@@ -336,7 +338,9 @@ def test_texts_of_schemas_are_valid() -> None:
     prompt, schemas, ended = tokenizer("2 + 2 =")["input_ids"], SCHEMAS * 10, 0
     grammars = [ps.Grammar.json_schema(s, tokenizer, whitespace=False) for s in schemas]
     rules = [ps.LogitsRules(grammar=grammar) for grammar in grammars]
-    batch = chain.batch([prompt] * 50, 64, [0.0, 1.5] * 25, seed=list(range(50)), rules=rules)
+    batch = chain.batch(
+        [prompt] * 50, 64, temperature=[0.0, 1.5] * 25, seed=list(range(50)), rules=rules
+    )
     batch.complete()
     for schema, grammar, row in zip(schemas, grammars, batch.rows, strict=True):
         tokens = row.tokens[len(prompt) :]

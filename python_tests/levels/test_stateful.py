@@ -211,8 +211,10 @@ def test_requests_that_join_have_the_text_that_they_have_alone() -> None:
     server = ps.Server(chain, 2)
     texts: dict[int, list[int]] = {}
     for seed, prompt in enumerate(prompts):
-        texts[server.add(prompt, 10, 0.9, seed=seed, eos_token_id=[])] = list(prompt)
-    again = server.add(prompts[2], 10, 0.9, seed=2, eos_token_id=[])  # its prompt was read before
+        texts[server.add(prompt, 10, temperature=0.9, seed=seed, eos_token_id=[])] = list(prompt)
+    again = server.add(
+        prompts[2], 10, temperature=0.9, seed=2, eos_token_id=[]
+    )  # its prompt was read before
     texts[again] = list(prompts[2])
     while server.running or server.waiting:
         for event in server.step():

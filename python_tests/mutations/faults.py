@@ -66,7 +66,7 @@ FAULTS = (
     Fault(
         "runtime: the bound of a request's windows is ignored",
         "polyspec_ext/runtime/engine.py",
-        "sizes = tuple(min(size, row.window_bound) for size in sizes)",
+        "sizes = tuple(min(size, row.request.window_bound) for size in sizes)",
         "pass",
         ("python_tests/serving/test_server.py::test_windows_are_bounded_by_request[1]",),
     ),
@@ -234,7 +234,7 @@ FAULTS = (
         "polyspec_ext/runtime/batch.py",
         "            self._engine.join(rows, readings)\n"
         "        for row in rows:\n"
-        "            self._processors.add(row.number, row.processors)\n",
+        "            self._processors.add(row.number, row.request.processors)\n",
         "            self._engine.join(rows, readings)\n",
         (
             "python_tests/serving/test_server.py::test_rules_and_alternatives_are_those_of_the_request",
@@ -1444,10 +1444,10 @@ FAULTS = (
         ),
     ),
     Fault(
-        "chain: ends of each of several texts are those of the first prompt",
-        "polyspec_ext/chain.py",
-        "eos_token_id=inputs.repeated_ends(eos_token_id, count, n),",
-        "eos_token_id=eos_token_id,",
+        "inputs: ends of each of several texts are those of the first prompt",
+        "polyspec_ext/inputs.py",
+        "seed, eos[row], processors, encoded",
+        "seed, eos[0], processors, encoded",
         (
             "python_tests/runtime/test_request_options.py::test_n_texts_of_each_prompt_are_rows_with_their_seeds",
         ),
@@ -1455,8 +1455,8 @@ FAULTS = (
     Fault(
         "chain: default ends outside the vocabulary are refused",
         "polyspec_ext/chain.py",
-        "eos_token_id = [token for token in eos_ids if 0 <= token < vocab_size]",
-        "eos_token_id = list(eos_ids)",
+        'ends = [i for i in getattr(target, "eos_token_ids", ()) if 0 <= i < vocab_size]',
+        'ends = list(getattr(target, "eos_token_ids", ()))',
         (
             "python_tests/runtime/test_arguments.py::test_default_ends_outside_the_vocabulary_are_no_error",
         ),

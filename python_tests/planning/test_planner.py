@@ -25,7 +25,8 @@ from polyspec_ext.drafters.base import DraftBlock, DraftInput
 from polyspec_ext.levels import IdMap
 from polyspec_ext.levels.base import InputBlock, LevelOutput
 from polyspec_ext.planning import measure, planner
-from polyspec_ext.planning.measure import Part, Request, Setting
+from polyspec_ext.planning.measure import Part, Setting, Workload
+from polyspec_ext.sampling import Sampling
 from polyspec_ext.stats import LevelStats
 
 PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 1, 1, 8]]
@@ -237,7 +238,7 @@ def test_more_tokens_take_no_less() -> None:
 def test_windows_are_the_best_of_all(clock: Clock) -> None:
     target, small, middle = levels(clock)
     parts = [Part(level, level.name, True) for level in (target, middle, small)]
-    found = measure.measure(parts, PROMPTS, Request(60), limit=1e9)
+    found = measure.measure(parts, PROMPTS, Workload(60), limit=1e9)
     for chain in ((0, 1), (0, 2), (0, 1, 2)):
         setting = planner.best_setting(found, chain)
         best = planner.predict(found, setting).tokens_per_second
@@ -268,7 +269,7 @@ def test_a_window_above_may_be_longer_than_any_draft(clock: Clock) -> None:
         Part(Slow(clock, name, seconds, noise), name, True)
         for name, seconds, noise in (("target", 0.3, 0.0), ("copy", 0.02, 0.0), ("small", 0.004, 1))
     ]
-    found = measure.measure(parts, PROMPTS, Request(150), limit=1e9)
+    found = measure.measure(parts, PROMPTS, Workload(150), limit=1e9)
     windows = planner.best_setting(found, (0, 1, 2), tails=False).windows
     assert windows[0] > planner.MOST >= windows[1]
 
@@ -345,18 +346,18 @@ def test_a_plan_is_plain_numbers(clock: Clock) -> None:
 )
 def test_distributions_are_those_of_the_operators(rows: dict[str, Any]) -> None:
     logits = ToyLevel(30, 3, scale=3.0).table[0]
-    request = Request(**{"temperature": 1.0, **rows})
+    request = Workload(sampling=Sampling(**rows))
     wanted = [distribution(row, **{"temperature": 1.0, **rows}) for row in logits]
     found = measure.processed(logits, request)
     assert found.numpy() == pytest.approx(torch.tensor(wanted).numpy(), abs=1e-5)
-    greedy = measure.processed(logits, Request())
+    greedy = measure.processed(logits, Workload())
     assert greedy.argmax(-1).equal(logits.argmax(-1))
     assert greedy.sum() == len(logits)
 
 
 def test_sampled_requests(clock: Clock) -> None:
     prompts = [[a, b] for a in range(6) for b in range(2)]
-    plan = ps.plan(levels(clock), prompts, 60, 1.0, seconds=1e9, verify=True, repeats=1)
+    plan = ps.plan(levels(clock), prompts, 60, temperature=1.0, seconds=1e9, verify=True, repeats=1)
     for one in plan.candidates:
         if one.measured_length is not None and one.rule == "token":
             assert one.length == pytest.approx(one.measured_length, rel=0.12)
@@ -386,7 +387,7 @@ def test_a_drafter_that_samples_is_observed(clock: Clock) -> None:
     target.table = target.table / 8  # nearly uniform, as the guesses
     given = [target, Guess()]
     prompts = [[n] for n in range(12)]
-    plan = ps.plan(given, prompts, 200, 1.0, seconds=1e9, verify=True, repeats=1)
+    plan = ps.plan(given, prompts, 200, temperature=1.0, seconds=1e9, verify=True, repeats=1)
     (one,) = [c for c in plan.candidates if c.windows]
     assert one.measured_length == pytest.approx(one.length, rel=0.15)
     assert one.length > 1.5
@@ -474,7 +475,7 @@ def test_paths_are_chosen_where_tokens_are_cheap(clock, ratio, noise, chosen) ->
     drafts = [level("draft", 0.01, noise) for _ in range(2)]
     given = [level("target", 0.1, 0.0), drafts[0], ps.DraftModel(drafts[1], paths=3)]
     prompts = [[n, m] for n in range(6) for m in (1, 5)]
-    plan = ps.plan(given, prompts, 24, 1.0, seconds=1e9)
+    plan = ps.plan(given, prompts, 24, temperature=1.0, seconds=1e9)
     some = [one for one in plan.candidates if len(one.parts) == 2]
     assert {one.levels[1] for one in some} == {"draft", "draft, 3 paths"}
     assert plan.recommended.levels == ("target", *chosen)
@@ -494,7 +495,7 @@ def test_trees_below_any_model_have_times_of_their_own(clock: Clock) -> None:
     chains = Slow(clock, "chains", 0.02, 0.5)
     drafters = [ps.DraftModel(SlowTreeLevel(clock, "d", 2e-3, 2.0), paths=k) for k in (2, 4)]
     given = [target, large, chains, small, *drafters, "suffix"]
-    plan = ps.plan(given, PROMPTS, 24, 1.0, seconds=1e9)
+    plan = ps.plan(given, PROMPTS, 24, temperature=1.0, seconds=1e9)
     assert [part.name for part in plan.parts[1:4]] == ["large", "chains", "small"]
     assert {pair for pair in plan.measured.verify if pair[1]} == {
         (above, below) for above in (0, 1, 3) for below in (4, 5)
@@ -595,7 +596,7 @@ def test_heads_are_priced(clock, kind, seconds, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(target, "run", slow_run)
     monkeypatch.setattr(head, "draft", slow_draft)
     prompts = [[3, 9, 27], [5, 6, 8, 2], [11, 4]]
-    plan = ps.plan([target, head], prompts, 40, 8.0, eos_token_id=[], seconds=1e9)
+    plan = ps.plan([target, head], prompts, 40, temperature=8.0, eos_token_id=[], seconds=1e9)
     (one,) = [one for one in plan.candidates if one.windows]
     (ran,) = ran_again(plan, [one], prompts, 3)
     assert one.length > 1.2

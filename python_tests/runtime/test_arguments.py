@@ -575,7 +575,7 @@ def test_what_a_tokenizer_gives(kind: Any) -> None:
         wanted.logprobs
     )
     one = hf.BatchEncoding({"input_ids": kind([[0, 3, 7]]), "attention_mask": kind([[0, 1, 1]])})
-    text = list(chain.stream(one, 5, 1.0, seed=4))
+    text = list(chain.stream(one, 5, temperature=1.0, seed=4))
     assert text == chain.generate([3, 7], 5, 1.0, seed=4).sequences[0, 2:].tolist()
 
 

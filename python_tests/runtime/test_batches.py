@@ -19,7 +19,9 @@ import polyspec_ext as ps
 def test_rows_leave_and_the_caches_shrink() -> None:
     levels = make(3)
     chain = ps.Chain(levels, [3, 2])
-    batch = chain.batch([[1]] * 8, [3] * 6 + [40] * 2, 1.0, seed=list(range(8)), eos_token_id=[])
+    batch = chain.batch(
+        [[1]] * 8, [3] * 6 + [40] * 2, temperature=1.0, seed=list(range(8)), eos_token_id=[]
+    )
     seen: dict[int, list[int]] = {i: [] for i in range(8)}
     while committed := batch.advance():
         for number, tokens in committed:
@@ -61,7 +63,9 @@ def test_stop_ends_a_row_and_no_other() -> None:
 def test_stop_of_an_older_batch_ends_no_row_of_a_newer() -> None:
     chain = ps.Chain(make(3), [3, 2])
     wanted = chain.generate([3], 30, 1.0, seed=0, eos_token_id=[]).sequences[0].tolist()
-    older, newer = (chain.batch([[n]], 30, 1.0, seed=0, eos_token_id=[]) for n in (1, 3))
+    older, newer = (
+        chain.batch([[n]], 30, temperature=1.0, seed=0, eos_token_id=[]) for n in (1, 3)
+    )
     newer.advance()
     older.stop(0)
     newer.complete()
@@ -88,7 +92,7 @@ def test_without_a_seed_every_call_draws_another_and_reports_it() -> None:
     text, (seed,) = list(stream), stream.seeds
     assert list(chain.stream([1], 20, **options, seed=seed)) == text
     batch = chain.batch([[1], [2]], 20, **options)
-    assert batch.seeds == [row.seed for row in batch.rows] != first.seeds
+    assert batch.seeds == [row.request.seed for row in batch.rows] != first.seeds
     assert call(seed=[5, 6]).seeds == [5, 6]
     # Where nothing is drawn, torch's generator stays as it is.
     state = torch.random.get_rng_state()

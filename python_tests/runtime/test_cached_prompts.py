@@ -85,7 +85,9 @@ def conversation(levels: list[Any], temperature: float, cache: bool) -> list[Any
             level.read = 0
     text, found = list(TEXT), []
     for turn in range(TURNS):
-        stream = chain.stream(text, 18, temperature, seed=turn, eos_token_id=[], cache_prompt=cache)
+        stream = chain.stream(
+            text, 18, temperature=temperature, seed=turn, eos_token_id=[], cache_prompt=cache
+        )
         new = list(stream)
         found.append((new, stream.batch.rows[0].logprobs, stream.stats))
         text += [*new[: -3 if turn == 0 else None], 7, 8 + turn, 9, 60]
@@ -200,7 +202,7 @@ def test_requests_of_a_server_begin_behind_copies(kind: str, tmp_path: Path) -> 
     text = TEXT * 6
 
     def ask(prompt: list[int]) -> tuple[list[int], list[float], int]:
-        server.add(prompt, 18, 1.0, seed=3, eos_token_id=[])
+        server.add(prompt, 18, temperature=1.0, seed=3, eos_token_id=[])
         events = []
         while server.running or server.waiting:
             events += server.step()

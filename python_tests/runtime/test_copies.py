@@ -77,7 +77,7 @@ def test_a_copy_gives_the_same_tokens_and_is_independent(kind, way) -> None:
     fresh = way(chain)
     all_rows = generate(chain)
     used = way(chain)  # caches and buffers are there by now
-    begun = chain.stream([1, 2], 20, 1.0, seed=0)
+    begun = chain.stream([1, 2], 20, temperature=1.0, seed=0)
     next(begun)
     busy = way(chain)  # idle, though the original has a text in progress
     for again in (fresh, used, busy):
@@ -86,7 +86,7 @@ def test_a_copy_gives_the_same_tokens_and_is_independent(kind, way) -> None:
         assert out.logprobs == all_rows.logprobs
         assert repr(again) == repr(chain)
     rest = list(begun)
-    assert rest == list(fresh.stream([1, 2], 20, 1.0, seed=0))[1:]
+    assert rest == list(fresh.stream([1, 2], 20, temperature=1.0, seed=0))[1:]
     assert generate(chain).sequences.equal(all_rows.sequences)
     # Texts in progress in both: neither ends the other, nor reads its cache.
     stream: dict[str, Any] = {"temperature": 1.0, "seed": 0, "eos_token_id": []}

@@ -38,7 +38,7 @@ def test_the_target_s_logits_are_those_behind_the_tokens() -> None:
         ) -> None:
             rows[number].append(logits.clone())
 
-        batch = chain.batch(PROMPTS, 20, 1.0, seed=1, eos_token_id=[], observe=observe)
+        batch = chain.batch(PROMPTS, 20, temperature=1.0, seed=1, eos_token_id=[], observe=observe)
         batch.complete()
     for number in range(3):
         a, b = (torch.cat(rows[number]) for rows in seen)
@@ -50,7 +50,7 @@ def test_the_target_s_logits_are_those_behind_the_tokens() -> None:
 def test_caches_hold_what_they_hold_step_by_step(window: list[int]) -> None:
     """After every round, and the host knows it."""
     pair = chains(window)
-    batches = [chain.batch(PROMPTS, 30, 1.0, seed=8, eos_token_id=[]) for chain in pair]
+    batches = [chain.batch(PROMPTS, 30, temperature=1.0, seed=8, eos_token_id=[]) for chain in pair]
     rounds = 0
     while batches[0].advance() and batches[1].advance() and len(pair[1].engine.slots) == 3:
         rounds += 1
@@ -70,7 +70,7 @@ def test_caches_hold_what_they_hold_step_by_step(window: list[int]) -> None:
 def test_one_synchronisation_per_round(window: list[int], temperature: float) -> None:
     _, alone = chains(window)
     with watched(alone) as seen:
-        batch = alone.batch(PROMPTS, 20, temperature, seed=1, eos_token_id=[])
+        batch = alone.batch(PROMPTS, 20, temperature=temperature, seed=1, eos_token_id=[])
         batch.complete()
     assert seen.synchronisations == 0
     assert seen.reads == batch.stats.levels[0].num_forward_passes > 3

@@ -88,7 +88,7 @@ def test_a_copy_in_the_target_s_cache(heads: Heads) -> None:
 def test_one_synchronisation_per_round(heads: Heads) -> None:
     alone = chain_of(heads, [6, 3])
     with watched(alone) as seen:
-        batch = alone.batch(PROMPTS, 20, 1.0, seed=1, eos_token_id=[])
+        batch = alone.batch(PROMPTS, 20, temperature=1.0, seed=1, eos_token_id=[])
         batch.complete()
     assert seen.synchronisations == 0
     assert seen.reads >= batch.stats.levels[0].num_forward_passes - 2 > 3
@@ -154,7 +154,7 @@ def test_rounds_that_the_host_follows_in_between(heads, window, monkeypatch) -> 
         if graphs is not None:
             monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
         chain = chain_of(heads, window, sync=sync, captured=graphs)
-        batch = chain.batch(PROMPTS, 60, 1.0, seed=6, eos_token_id=[])
+        batch = chain.batch(PROMPTS, 60, temperature=1.0, seed=6, eos_token_id=[])
         with counted() as rounds:
             for number in range(12):
                 if number in (4, 8):

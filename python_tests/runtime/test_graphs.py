@@ -157,7 +157,9 @@ def test_rows_that_end_stay_where_the_graphs_are(window: list[int]) -> None:
     for _ in range(3):
         texts, slots = [], []
         for one in (eager, chain):
-            batch = one.batch(prompts, [60, 4, 60, 60, 9], 1.0, seed=6, eos_token_id=eos)
+            batch = one.batch(
+                prompts, [60, 4, 60, 60, 9], temperature=1.0, seed=6, eos_token_id=eos
+            )
             least = len(prompts)
             captures = graphs.num_captures
             for i in range(1000):
@@ -227,7 +229,7 @@ def test_what_moves_is_found(what: str, place: int) -> None:
             old.fill_(3)
 
     def generate(moved_after: int) -> list[list[int]]:
-        batch = chain.batch(PROMPTS, 60, 1.0, seed=3, eos_token_id=[])
+        batch = chain.batch(PROMPTS, 60, temperature=1.0, seed=3, eos_token_id=[])
         replays = -1
         for i in range(1000):
             if i == moved_after:

@@ -253,7 +253,7 @@ def rounds_of(chain: ps.Chain, counts: Counts, head: Any = None) -> Iterator[lis
     """Yield the verifications of each level in eight rounds of a text, which `counts` counts."""
     for _ in range(2):
         chain.generate(REPEATING[0], 60, 1.0, **OPTIONS)
-    batch = chain.batch(REPEATING[0], 60, 1.0, **OPTIONS)
+    batch = chain.batch(REPEATING[0], 60, temperature=1.0, **OPTIONS)
     if head is not None:  # whose cache the first round allocates
         batch.advance()
         cache = head.features.cache

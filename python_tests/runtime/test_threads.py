@@ -58,11 +58,11 @@ def test_one_batch_moved_on_by_two_threads() -> None:
 def test_what_is_suspended_or_abandoned_holds_nothing() -> None:
     chain, _ = setting(0, "forward")
     wanted = generate(chain)
-    stream = chain.stream([1], 30, 1.0)
+    stream = chain.stream([1], 30, temperature=1.0)
     next(stream)  # and nobody asks for the rest
 
     def texts() -> Any:
-        yield from chain.stream([2], 30, 1.0)
+        yield from chain.stream([2], 30, temperature=1.0)
 
     suspended = texts()
     next(suspended)
@@ -83,7 +83,7 @@ def test_a_stream_ends_where_another_chain_takes_one_of_its_levels(shared: int) 
     levels, others = toy.make_levels(3), toy.make_levels(3)
     others[shared] = levels[shared]
     one, other = ps.Chain(levels, [2, 2]), ps.Chain(others, [2, 2])
-    stream = one.stream([1], 30, 1.0, seed=1)
+    stream = one.stream([1], 30, temperature=1.0, seed=1)
     next(stream)
     wanted = other.generate([2], 12, 1.0, seed=2).sequences
     with pytest.raises(RuntimeError, match=f"was given its level {one.names[shared]} has begun"):

@@ -115,7 +115,7 @@ def test_texts_do_not_depend_on_who_shares_the_steps(
         batch, alone, serve(server, [request_of(r) for r in batch], joins), strict=True
     ):
         assert tokens_of(sound(events)) == wanted.tokens[len(row.prompt) :]
-        assert logprobs_of(events) == ([] if wanted.sampling.greedy else wanted.logprobs)
+        assert logprobs_of(events) == ([] if wanted.request.sampling.greedy else wanted.logprobs)
         ended = bool(tokens_of(events)) and tokens_of(events)[-1] in row.eos
         assert events[-1].finish_reason == ("stop" if ended else "length")
         stats = events[-1].stats

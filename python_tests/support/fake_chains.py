@@ -239,7 +239,7 @@ def steps_of_a_round(chain: ps.Chain, rows: int = 1, temperature: float = 1.0) -
             call = counted(getattr(kind, name))
             patches.enter_context(mock.patch.object(kind, name, call))
         prompts = [[3, 1, 4, 1, 5, 9][row:] for row in range(rows)]
-        chain.batch(prompts, 64, temperature, seed=list(range(rows)), eos_token_id=[])
+        chain.batch(prompts, 64, temperature=temperature, seed=list(range(rows)), eos_token_id=[])
         patches.enter_context(torch.inference_mode())
         for _ in range(2):
             steps.clear()

@@ -55,14 +55,14 @@ def talk(
 ) -> tuple[int, str, list[str]]:
     """What ``chat`` prints, and the prompts that it made."""
     seen: list[str] = []
-    stream = ps.Chain.stream
+    begin = ps.Chain.begin
 
-    def noted(self: ps.Chain, input_ids: Any, *args: Any, **options: Any) -> ps.Stream:
-        seen.append(tiny.tokenizer().decode(input_ids[0]))
-        return stream(self, input_ids, *args, **options)
+    def noted(self: ps.Chain, requests: Any, **options: Any) -> Any:
+        seen.append(tiny.tokenizer().decode(requests[0].tokens))
+        return begin(self, requests, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ps.Chain, "stream", noted)
+        patch.setattr(ps.Chain, "begin", noted)
         patch.setattr("sys.stdin", io.StringIO(lines))
         status, out, err = call(capsys, "chat", *words)
     return status, out + err, seen
@@ -493,11 +493,11 @@ def test_a_chain_answers_messages(instruct: Path) -> None:
     assert answer.message == {"role": "assistant", "content": answer.text}
     # The conversation goes on, with a system prompt as its first message or beside it.
     messages += [answer.message, {"role": "user", "content": "So?"}]
-    second = chain.chat(messages, 4, 1.0, seed=3, system="S")
-    same = chain.chat([{"role": "system", "content": "S"}, *messages], 4, 1.0, seed=3)
+    second = chain.chat(messages, 4, temperature=1.0, seed=3, system="S")
+    same = chain.chat([{"role": "system", "content": "S"}, *messages], 4, temperature=1.0, seed=3)
     assert second.prompt == same.prompt
     assert second.prompt.text.startswith(answer.prompt.text + answer.text)
-    assert list(same) == [*chain.chat(messages, 4, 1.0, seed=3, system="S")]
+    assert list(same) == [*chain.chat(messages, 4, temperature=1.0, seed=3, system="S")]
     assert messages[0] == {"role": "user", "content": "Hi"}
 
 

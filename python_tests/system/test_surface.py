@@ -35,8 +35,8 @@ def documented(thing: type) -> set[str]:
 
 def test_help_of_chain_shows_what_a_user_calls() -> None:
     assert documented(ps.Chain) == {
-        "batch", "chat", "from_plan", "generate", "generate_text", "planned", "requests", "stream",
-        "text_options",
+        "batch", "begin", "chat", "complete", "from_plan", "generate", "generate_text", "planned",
+        "requests", "stream", "text_options",
     }  # fmt: skip
 
 
