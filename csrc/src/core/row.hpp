@@ -27,10 +27,46 @@ POLYSPEC_FN float to_float(Float16 value) {
   return bit_cast<float>(bit_cast<uint32_t>(scaled) | special | sign);
 }
 
+POLYSPEC_FN int64_t element_size(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+// Elements of a type that is known at run time only.
+struct AnyElements {
+  const void* data;
+  DType dtype;
+
+  POLYSPEC_FN float operator[](int64_t i) const {
+    switch (dtype) {
+      case DType::kFloat32:
+        return static_cast<const float*>(data)[i];
+      case DType::kBFloat16:
+        return to_float(static_cast<const BFloat16*>(data)[i]);
+      default:
+        return to_float(static_cast<const Float16*>(data)[i]);
+    }
+  }
+  POLYSPEC_FN AnyElements operator+(int64_t n) const {
+    return {static_cast<const char*>(data) + n * element_size(dtype), dtype};
+  }
+};
+// Names rows of them: all rows on the CPU, where only loops over a range are compiled for each
+// type.
+struct Any {};
+
+template <class T>
+struct PointerTo {
+  using Type = const T*;
+};
+template <>
+struct PointerTo<Any> {
+  using Type = AnyElements;
+};
+template <class T>
+using Elements = typename PointerTo<T>::Type;
+
 // One row of n logits with unit stride.
 template <class T>
 struct Row {
-  const T* data;
+  Elements<T> data;
   int64_t n;
   using Element = T;
   POLYSPEC_FN float operator[](int64_t i) const { return to_float(data[i]); }
@@ -65,7 +101,7 @@ POLYSPEC_FN T lowest_logit() {
 // A row whose forbidden ids are read as -inf.
 template <class T>
 struct Row<Masked<T>> {
-  const T* data;
+  Elements<T> data;
   const uint32_t* allowed;  // bit i % 32 of word i / 32; nullptr: all are allowed
   uint32_t first;           // of the row in `allowed`
   int32_t n;                // small, since functions take rows in registers
@@ -100,65 +136,55 @@ constexpr DType kDTypeOf = std::is_same_v<Plain<T>, float>      ? DType::kFloat3
                            : std::is_same_v<Plain<T>, BFloat16> ? DType::kBFloat16
                                                                 : DType::kFloat16;
 
-// The row `offset` elements after `base`; offsets are 64-bit, tensors may exceed 2^32 elements.
-// `allowed` is of masked rows only.
+// The elements from number `offset` on; offsets are 64-bit, tensors may exceed 2^32 elements.
 template <class T>
-POLYSPEC_FN Row<T> row_at(const void* base, int64_t offset, int64_t n,
-                          const int32_t* allowed = nullptr) {
-  if constexpr (kIsMasked<T>) {
-    return {static_cast<const Plain<T>*>(base) + offset, reinterpret_cast<const uint32_t*>(allowed),
-            0, static_cast<int32_t>(n)};
+POLYSPEC_FN Elements<T> elements_at(const void* base, DType dtype, int64_t offset) {
+  if constexpr (std::is_same_v<T, Any>) {
+    return AnyElements{base, dtype} + offset;
   } else {
-    return {static_cast<const T*>(base) + offset, n};
+    return static_cast<const T*>(base) + offset;
   }
 }
 
-// A row whose element type is known at run time only: the draft's side of a residual.
+// The row `offset` elements after `base`. `dtype` is read where T does not tell the type, `allowed`
+// is of masked rows only.
+template <class T>
+POLYSPEC_FN Row<T> row_at(const void* base, DType dtype, int64_t offset, int64_t n,
+                          const int32_t* allowed = nullptr) {
+  const Elements<Plain<T>> data = elements_at<Plain<T>>(base, dtype, offset);
+  if constexpr (kIsMasked<T>) {
+    return {data, reinterpret_cast<const uint32_t*>(allowed), 0, static_cast<int32_t>(n)};
+  } else {
+    return {data, n};
+  }
+}
+
+// A draft's row, whatever the type of the target's.
 struct AnyRow {
-  const void* data;
+  AnyElements data;
   int64_t n;
-  DType dtype;
-  using Element = float;  // for all that is known
-  template <class T>
-  POLYSPEC_FN Row<T> of_type() const {
-    return row_at<T>(data, 0, n);
-  }
-  POLYSPEC_FN float operator[](int64_t i) const {
-    switch (dtype) {
-      case DType::kFloat32:
-        return static_cast<const float*>(data)[i];
-      case DType::kBFloat16:
-        return to_float(static_cast<const BFloat16*>(data)[i]);
-      default:
-        return to_float(static_cast<const Float16*>(data)[i]);
-    }
-  }
+  using Element = Any;
+  POLYSPEC_FN float operator[](int64_t i) const { return data[i]; }
 };
 
 // A row that is known to have elements of type T.
-template <class T>
-POLYSPEC_FN Row<T> as_row(const Row<T>& row) {
-  return row;
-}
-template <class T>
-POLYSPEC_FN Row<T> as_row(const AnyRow& row) {
-  return row.of_type<T>();
+template <class T, class RowType>
+POLYSPEC_FN Row<T> as_row(const RowType& row) {
+  if constexpr (std::is_same_v<RowType, Row<T>>) {
+    return row;
+  } else {
+    return row_at<T>(row.data.data, row.data.dtype, 0, row.n);
+  }
 }
 
 // Whether a row has elements of type T.
-template <class T>
-POLYSPEC_FN constexpr bool is_row(const Row<T>&) {
-  return true;
-}
-template <class T>
-POLYSPEC_FN bool is_row(const AnyRow& row) {
-  return row.dtype == kDTypeOf<T>;
-}
-
-POLYSPEC_FN int64_t element_size(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
-
-POLYSPEC_FN AnyRow any_row_at(const void* base, DType dtype, int64_t offset, int64_t n) {
-  return {static_cast<const char*>(base) + offset * element_size(dtype), n, dtype};
+template <class T, class RowType>
+POLYSPEC_FN constexpr bool is_row(const RowType& row) {
+  if constexpr (std::is_same_v<RowType, AnyRow>) {
+    return row.data.dtype == kDTypeOf<T>;
+  } else {
+    return true;
+  }
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

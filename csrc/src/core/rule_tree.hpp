@@ -26,7 +26,8 @@ struct Tree {
       : params(params), request(request) {}
 
   POLYSPEC_FN Row<T> target_row(int64_t i) const {
-    return row_at<T>(params.target_logits, target_at + i * params.target_stride[1], params.vocab,
+    return row_at<T>(params.target_logits, params.target_dtype,
+                     target_at + i * params.target_stride[1], params.vocab,
                      allowed_row<T>(params, request, i));
   }
   POLYSPEC_FN int64_t row_id(int64_t i) const {

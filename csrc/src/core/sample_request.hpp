@@ -9,7 +9,7 @@ namespace polyspec::POLYSPEC_CORE {
 template <class T, Requests kind = Requests::kAny, class Group>
 POLYSPEC_FN void sample_request(Group& group, const SampleParams& params, int64_t request) {
   const Row<T> row =
-      row_at<T>(params.logits, request * params.logits_stride, params.vocab,
+      row_at<T>(params.logits, params.dtype, request * params.logits_stride, params.vocab,
                 kIsMasked<T> ? params.allowed + request * params.allowed_stride : nullptr);
   Filter<kind> filter;
   Draws draws;

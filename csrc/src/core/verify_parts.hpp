@@ -17,9 +17,9 @@ using DraftRow = std::conditional_t<kind == Requests::kAny, AnyRow, Row<T>>;
 template <class RowType>
 POLYSPEC_FN RowType draft_row_at(const void* base, DType dtype, int64_t offset, int64_t n) {
   if constexpr (std::is_same_v<RowType, AnyRow>) {
-    return any_row_at(base, dtype, offset, n);
+    return {elements_at<Any>(base, dtype, offset), n};
   } else {
-    return row_at<typename RowType::Element>(base, offset, n);
+    return row_at<typename RowType::Element>(base, dtype, offset, n);
   }
 }
 
@@ -55,7 +55,8 @@ struct Block {
       : params(params), request(request) {}
 
   POLYSPEC_FN Row<T> target_row(int64_t i) const {
-    return row_at<T>(params.target_logits, target_at + i * params.target_stride[1], params.vocab,
+    return row_at<T>(params.target_logits, params.target_dtype,
+                     target_at + i * params.target_stride[1], params.vocab,
                      allowed_row<T>(params, request, i));
   }
   // Where the draft's row of token i lies; with a pool its id, which must be in range.
@@ -150,7 +151,7 @@ POLYSPEC_FN void both_statistics(Group& group, const View<T, kind>& view, int64_
   const auto& params = view.params;
   *q_error = 0;
   bool of_target = !(drawn && must_read_draft(view, i, q, q_error));
-  if constexpr (kind == Requests::kAny) {
+  if constexpr (kind == Requests::kAny && !std::is_same_v<Plain<T>, Any>) {
     if (!of_target && params.draft_dtype != kDTypeOf<T>) {
       const AnyRow row = view.draft_row(i);
       const int32_t error =

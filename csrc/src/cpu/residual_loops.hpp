@@ -11,6 +11,13 @@
 
 namespace polyspec::POLYSPEC_CORE {
 
+// The same residual's masses over another view of the target's row.
+template <class From, class To>
+POLYSPEC_FN ResidualWeight<To> over(const ResidualWeight<From>& weight, const Row<To>& row) {
+  return {over(weight.p, row),    weight.q,           weight.p_scale, weight.q_scale, weight.unit,
+          weight.target_to_draft, weight.draft_vocab, weight.proposed};
+}
+
 // Where the draft has nothing: scale * p alone.
 template <class T>
 struct TargetPart {
@@ -71,7 +78,7 @@ POLYSPEC_FN uint64_t mapped_mass(const ResidualWeight<T>& weight, int64_t begin,
 }
 
 template <class T>
-POLYSPEC_LOOP uint64_t mass_between(const ResidualWeight<T>& weight, int64_t begin, int64_t end) {
+POLYSPEC_LOOP uint64_t typed_mass(const ResidualWeight<T>& weight, int64_t begin, int64_t end) {
   const bool one_hot = weight.proposed >= 0;
   if (!fits_vectors(weight.p.head)) return sum_loop(weight, begin, end);
   const TargetPart<T> alone{RealDistribution(weight.p), weight.p_scale};
@@ -93,14 +100,7 @@ POLYSPEC_LOOP uint64_t mass_between(const ResidualWeight<T>& weight, int64_t beg
 template <class T>
 POLYSPEC_FN ResidualWeight<T> residual_part(const ResidualWeight<Masked<T>>& weight, int64_t begin,
                                             const T* block, int64_t n) {
-  ResidualWeight<T> part{over(weight.p, Row<T>{block, n}),
-                         weight.q,
-                         weight.p_scale,
-                         weight.q_scale,
-                         weight.unit,
-                         weight.target_to_draft,
-                         weight.draft_vocab,
-                         weight.proposed};
+  ResidualWeight<T> part = over(weight, Row<T>{block, n});
   if (weight.proposed >= 0) {
     const int64_t y = weight.proposed - begin;
     part.proposed = y >= 0 && y < n ? y : n;  // n: in another block
@@ -108,21 +108,31 @@ POLYSPEC_FN ResidualWeight<T> residual_part(const ResidualWeight<Masked<T>>& wei
     part.target_to_draft += begin;
   } else {
     const int64_t gone = std::min(begin, weight.draft_vocab);
-    const AnyRow& row = weight.q.row;
     part.draft_vocab -= gone;
-    part.q.row = any_row_at(row.data, row.dtype, gone, row.n - gone);
+    part.q.row = {weight.q.row.data + gone, weight.q.row.n - gone};
   }
   return part;
 }
 
 template <class T>
-uint64_t mass_between(const ResidualWeight<Masked<T>>& weight, int64_t begin, int64_t end) {
+uint64_t typed_mass(const ResidualWeight<Masked<T>>& weight, int64_t begin, int64_t end) {
   uint64_t sum = 0;
   over_blocks(weight.p.row, begin, end, [&](const T* block, int64_t n) {
-    sum += mass_between(residual_part(weight, begin, block, n), int64_t{0}, n);
+    sum += typed_mass(residual_part(weight, begin, block, n), int64_t{0}, n);
     begin += n;
   });
   return sum;
+}
+
+// f(weight) with the element type of the target's row made known.
+template <class T, class F>
+POLYSPEC_FN auto with_type(const ResidualWeight<T>& weight, const F& f) {
+  return with_type(weight.p.row, [&](const auto& row) { return f(over(weight, row)); });
+}
+
+template <class T>
+uint64_t mass_between(const ResidualWeight<T>& weight, int64_t begin, int64_t end) {
+  return with_type(weight, [&](const auto& typed) { return typed_mass(typed, begin, end); });
 }
 
 // ---- Buckets of p/q ----
@@ -160,45 +170,59 @@ POLYSPEC_LOOP void bucket_loop(const BucketParts<T, U>& given, int64_t begin, in
 }
 
 template <class T>
-uint64_t mass_between(const BucketWeight<T>& weight, int64_t begin, int64_t end) {
-  if (weight.scales == nullptr) return mass_between(weight.plain(), begin, end);
+uint64_t typed_mass(const BucketWeight<T>& weight, int64_t begin, int64_t end) {
   if (!fits_vectors(weight.p.head) || weight.target_to_draft != nullptr)
     return sum_loop(weight, begin, end);
   const int64_t shared = std::clamp(weight.draft_vocab, begin, end);
-  uint64_t sum = shared < end ? mass_between(weight.plain(), shared, end) : 0;
+  uint64_t sum = shared < end ? typed_mass(weight.plain(), shared, end) : 0;
   with_type(weight.q.row,
             [&](const auto& row) { sum += sum_loop(bucket_parts(weight, row), begin, shared); });
   return sum;
 }
 
 template <class T>
-uint64_t mass_between(const BucketWeight<Masked<T>>& weight, int64_t begin, int64_t end) {
+uint64_t typed_mass(const BucketWeight<Masked<T>>& weight, int64_t begin, int64_t end) {
   uint64_t sum = 0;
   over_blocks(weight.p.row, begin, end, [&](const T* block, int64_t n) {
     const BucketWeight<T> part{residual_part(weight.plain(), begin, block, n), weight.scales};
-    sum += mass_between(part, int64_t{0}, n);
+    sum += typed_mass(part, int64_t{0}, n);
     begin += n;
   });
   return sum;
 }
 
 template <class T>
+uint64_t mass_between(const BucketWeight<T>& weight, int64_t begin, int64_t end) {
+  const ResidualWeight<T> plain = weight.plain();
+  if (weight.scales == nullptr) return mass_between(plain, begin, end);
+  return with_type(plain, [&](const auto& typed) {
+    return typed_mass(BucketWeight(typed, weight.scales), begin, end);
+  });
+}
+
+template <class T>
+void count_typed(const BucketWeight<T>& weight, uint64_t* masses) {
+  constexpr int64_t kAtOnce = 512;
+  double counted[kAtOnce];
+  int64_t buckets[kAtOnce];
+  std::fill_n(masses, kBuckets, uint64_t{0});
+  with_type(weight.q.row, [&](const auto& row) {
+    const auto parts = bucket_parts(weight, row);
+    for (int64_t begin = 0; begin < row.n; begin += kAtOnce) {
+      const int64_t n = std::min(kAtOnce, row.n - begin);
+      bucket_loop(parts, begin, n, counted, buckets);
+      for (int64_t i = 0; i < n; ++i) masses[buckets[i]] += static_cast<uint64_t>(counted[i]);
+    }
+  });
+}
+
+template <class T>
 void count_buckets(SerialGroup& group, const BucketWeight<T>& weight, uint64_t* masses) {
   if constexpr (!kIsMasked<T>) {
     if (fits_vectors(weight.p.head) && weight.target_to_draft == nullptr) {
-      constexpr int64_t kAtOnce = 512;
-      double counted[kAtOnce];
-      int64_t buckets[kAtOnce];
-      std::fill_n(masses, kBuckets, uint64_t{0});
-      with_type(weight.q.row, [&](const auto& row) {
-        const auto parts = bucket_parts(weight, row);
-        for (int64_t begin = 0; begin < row.n; begin += kAtOnce) {
-          const int64_t n = std::min(kAtOnce, row.n - begin);
-          bucket_loop(parts, begin, n, counted, buckets);
-          for (int64_t i = 0; i < n; ++i) masses[buckets[i]] += static_cast<uint64_t>(counted[i]);
-        }
+      return with_type(weight.plain(), [&](const auto& typed) {
+        count_typed(BucketWeight(typed, weight.scales), masses);
       });
-      return;
     }
   }
   count_buckets<SerialGroup, T, Requests::kAny>(group, weight, masses);

@@ -2,8 +2,8 @@
 //
 // Each is a function of its own, never inlined, over one element type, and works on copies of its
 // arguments. Inlined into a whole request the compiler keeps the per-element conditions as
-// branches and gives up on vectors, which costs a factor of twenty. Rows and weights of a type
-// known at run time only are told apart here, once per range.
+// branches and gives up on vectors, which costs a factor of twenty. What calls them is compiled
+// once, for rows of any type: these loops find the type out, once per range.
 #pragma once
 
 #include "core/distribution.hpp"
@@ -182,7 +182,8 @@ POLYSPEC_FN void over_blocks(const Row<Masked<T>>& row, int64_t begin, int64_t e
   }
 }
 
-// ---- Rows and weights of any type ----
+// ---- Rows and weights whose element type is known at run time: it is found out once per range
+// ----
 
 // f(row) with the element type made known.
 template <class T, class F>
@@ -191,14 +192,25 @@ POLYSPEC_FN auto with_type(const Row<T>& row, const F& f) {
 }
 template <class F>
 POLYSPEC_FN auto with_type(const AnyRow& row, const F& f) {
-  switch (row.dtype) {
+  switch (row.data.dtype) {
     case DType::kFloat32:
-      return f(Row<float>{static_cast<const float*>(row.data), row.n});
+      return f(as_row<float>(row));
     case DType::kBFloat16:
-      return f(Row<BFloat16>{static_cast<const BFloat16*>(row.data), row.n});
+      return f(as_row<BFloat16>(row));
     default:
-      return f(Row<Float16>{static_cast<const Float16*>(row.data), row.n});
+      return f(as_row<Float16>(row));
   }
+}
+template <class F>
+POLYSPEC_FN auto with_type(const Row<Any>& row, const F& f) {
+  return with_type(AnyRow{row.data, row.n}, f);
+}
+template <class F>
+POLYSPEC_FN auto with_type(const Row<Masked<Any>>& row, const F& f) {
+  return with_type(AnyRow{row.data, row.n}, [&](const auto& typed) {
+    using T = typename std::decay_t<decltype(typed)>::Element;
+    return f(Row<Masked<T>>{typed.data, row.allowed, row.first, row.n});
+  });
 }
 
 // The same distribution's masses over another view of the row.
@@ -207,23 +219,24 @@ POLYSPEC_FN TokenMass<To> over(const TokenMass<From>& weight, const To& row) {
   return {row, weight.max, weight.threshold, weight.slope, weight.head};
 }
 
-// weight(begin) + ... + weight(end - 1).
-template <class RowType>
-POLYSPEC_FN uint64_t mass_between(const TokenMass<RowType>& weight, int64_t begin, int64_t end) {
-  return with_type(weight.row, [&](const auto& row) {
-    const auto typed = over(weight, row);
-    if (!fits_vectors(weight.head)) return sum_loop(typed, begin, end);
-    return with_cut(typed, [&](const auto& masses) { return sum_loop(masses, begin, end); });
-  });
-}
-
+// weight(begin) + ... + weight(end - 1), here and for other weights below.
 template <class T>
-uint64_t mass_between(const TokenMass<Row<Masked<T>>>& weight, int64_t begin, int64_t end) {
+POLYSPEC_FN uint64_t typed_mass(const TokenMass<Row<T>>& weight, int64_t begin, int64_t end) {
+  if (!fits_vectors(weight.head)) return sum_loop(weight, begin, end);
+  return with_cut(weight, [&](const auto& masses) { return sum_loop(masses, begin, end); });
+}
+template <class T>
+uint64_t typed_mass(const TokenMass<Row<Masked<T>>>& weight, int64_t begin, int64_t end) {
   uint64_t sum = 0;
   over_blocks(weight.row, begin, end, [&](const T* block, int64_t n) {
-    sum += mass_between(over(weight, Row<T>{block, n}), 0, n);
+    sum += typed_mass(over(weight, Row<T>{block, n}), 0, n);
   });
   return sum;
+}
+template <class RowType>
+POLYSPEC_FN uint64_t mass_between(const TokenMass<RowType>& weight, int64_t begin, int64_t end) {
+  return with_type(weight.row,
+                   [&](const auto& row) { return typed_mass(over(weight, row), begin, end); });
 }
 
 template <class T>
@@ -233,13 +246,12 @@ POLYSPEC_FN void masses_of(const TokenMass<Row<T>>& weight, int64_t begin, int64
   with_cut(weight, [&](const auto& real) { mass_loop(real, begin, n, masses); });
 }
 
-template <class RowType>
-POLYSPEC_FN Extremes extremes_between(const RowType& any, int64_t begin, int64_t end) {
-  return with_type(any,
-                   [&](const auto& row) { return extremes_loop(row.data + begin, end - begin); });
+template <class T>
+POLYSPEC_FN Extremes typed_extremes(const Row<T>& row, int64_t begin, int64_t end) {
+  return extremes_loop(row.data + begin, end - begin);
 }
 template <class T>
-Extremes extremes_between(const Row<Masked<T>>& row, int64_t begin, int64_t end) {
+Extremes typed_extremes(const Row<Masked<T>>& row, int64_t begin, int64_t end) {
   Extremes all{kOrderMinusInfinity, kOrderInfinity};
   over_blocks(row, begin, end, [&](const T* block, int64_t n) {
     const Extremes found = extremes_loop(block, n);

@@ -46,7 +46,9 @@ int32_t largest_order(SerialGroup& group, const RowType& row) {
   const Tiling tiling(row.n);
   Extremes found[kMaxTiles / kTilesPerTask];
   const int64_t tasks = over_tiles(group, tiling.count, [&](int64_t first, int64_t last) {
-    found[first / kTilesPerTask] = extremes_between(row, tiling.begin(first), tiling.end(last - 1));
+    found[first / kTilesPerTask] = with_type(row, [&](const auto& typed) {
+      return typed_extremes(typed, tiling.begin(first), tiling.end(last - 1));
+    });
   });
   int32_t most = kOrderMinusInfinity;
   for (int64_t i = 0; i < tasks; ++i)
@@ -54,32 +56,22 @@ int32_t largest_order(SerialGroup& group, const RowType& row) {
   return most;
 }
 
+template <class T>
+int64_t typed_first(const Row<T>& row, float max) {
+  Plain<T> block[room_for_span<T>(kMaskedBlock)];
+  for (int64_t begin = 0; begin < row.n; begin += kMaskedBlock) {
+    const int64_t n = std::min<int64_t>(kMaskedBlock, row.n - begin);
+    const Plain<T>* logits = span_of(row, begin, n, block);
+    if (!any_equal_loop(logits, n, max)) continue;
+    for (int64_t i = 0; i < n; ++i) {
+      if (to_float(logits[i]) == max) return begin + i;
+    }
+  }
+  return row.n;
+}
 template <class RowType>
 int64_t first_of(SerialGroup&, const RowType& any, float max) {
-  return with_type(any, [&](const auto& row) {
-    constexpr int64_t kStep = 1024;
-    for (int64_t begin = 0; begin < row.n; begin += kStep) {
-      const int64_t end = std::min(begin + kStep, row.n);
-      if (!any_equal_loop(row.data + begin, end - begin, max)) continue;
-      for (int64_t i = begin; i < end; ++i) {
-        if (row[i] == max) return i;
-      }
-    }
-    return row.n;
-  });
-}
-
-template <class T>
-int64_t first_of(SerialGroup&, const Row<Masked<T>>& row, float max) {
-  int64_t first = row.n;
-  for (int64_t begin = 0; begin < row.n && first == row.n; begin += kMaskedBlock) {
-    T block[kMaskedBlock];
-    const int64_t n = std::min(kMaskedBlock, row.n - begin);
-    masked_loop(row, begin, n, block);
-    if (!any_equal_loop(block, n, max)) continue;
-    for (first = begin; row[first] != max;) ++first;
-  }
-  return first;
+  return with_type(any, [&](const auto& row) { return typed_first(row, max); });
 }
 
 template <class Weight>

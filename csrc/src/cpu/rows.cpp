@@ -16,34 +16,16 @@ void sample_one(const SampleParams& params, int64_t request, const Executor* exe
   const FloatMode mode;
   Scratch scratch;
   SerialGroup group(scratch, executor);
-  switch (params.dtype) {
-    case DType::kFloat32:
-      return params.allowed == nullptr ? sample_request<float>(group, params, request)
-                                       : sample_request<Masked<float>>(group, params, request);
-    case DType::kBFloat16:
-      return params.allowed == nullptr ? sample_request<BFloat16>(group, params, request)
-                                       : sample_request<Masked<BFloat16>>(group, params, request);
-    case DType::kFloat16:
-      return params.allowed == nullptr ? sample_request<Float16>(group, params, request)
-                                       : sample_request<Masked<Float16>>(group, params, request);
-  }
+  return params.allowed == nullptr ? sample_request<Any>(group, params, request)
+                                   : sample_request<Masked<Any>>(group, params, request);
 }
 
 void verify_one(const VerifyParams& params, int64_t request, const Executor* executor) {
   const FloatMode mode;
   Scratch scratch;
   SerialGroup group(scratch, executor);
-  switch (params.target_dtype) {
-    case DType::kFloat32:
-      return params.allowed == nullptr ? verify_request<float>(group, params, request)
-                                       : verify_request<Masked<float>>(group, params, request);
-    case DType::kBFloat16:
-      return params.allowed == nullptr ? verify_request<BFloat16>(group, params, request)
-                                       : verify_request<Masked<BFloat16>>(group, params, request);
-    case DType::kFloat16:
-      return params.allowed == nullptr ? verify_request<Float16>(group, params, request)
-                                       : verify_request<Masked<Float16>>(group, params, request);
-  }
+  return params.allowed == nullptr ? verify_request<Any>(group, params, request)
+                                   : verify_request<Masked<Any>>(group, params, request);
 }
 
 template <class T>
@@ -57,17 +39,8 @@ void tree_of(const VerifyTreeParams& params, int64_t request, const Executor* ex
 
 void tree_one(const VerifyTreeParams& params, int64_t request, const Executor* executor) {
   const FloatMode mode;
-  switch (params.target_dtype) {
-    case DType::kFloat32:
-      return params.allowed == nullptr ? tree_of<float>(params, request, executor)
-                                       : tree_of<Masked<float>>(params, request, executor);
-    case DType::kBFloat16:
-      return params.allowed == nullptr ? tree_of<BFloat16>(params, request, executor)
-                                       : tree_of<Masked<BFloat16>>(params, request, executor);
-    case DType::kFloat16:
-      return params.allowed == nullptr ? tree_of<Float16>(params, request, executor)
-                                       : tree_of<Masked<Float16>>(params, request, executor);
-  }
+  return params.allowed == nullptr ? tree_of<Any>(params, request, executor)
+                                   : tree_of<Masked<Any>>(params, request, executor);
 }
 
 }  // namespace

@@ -413,10 +413,11 @@ template <class T, Requests kind>
 POLYSPEC_FN uint64_t both_masses(const ResidualWeight<T, kind>& weight, int64_t begin, int64_t end,
                                  int lane, int lanes) {
   constexpr int kWidth = 16 / sizeof(T);
+  const Row<T> draft = as_row<T>(weight.q.row);
   assume_global(weight.p.row.data);
-  assume_global(weight.q.row.data);
+  assume_global(draft.data);
   const T* p = weight.p.row.data + begin;
-  const T* q = static_cast<const T*>(weight.q.row.data) + begin;
+  const T* q = draft.data + begin;
   VectorSplit<kWidth> split(reinterpret_cast<uintptr_t>(p) / sizeof(T),
                             static_cast<int>(end - begin));
   if (((reinterpret_cast<uintptr_t>(p) ^ reinterpret_cast<uintptr_t>(q)) & 15) != 0)

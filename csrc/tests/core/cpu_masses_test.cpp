@@ -34,7 +34,6 @@ void check(const Weight& weight, int64_t vocab, cases::Random& random, const std
   }
 }
 
-template <class T>
 void test(uint64_t seed, DType dtype) {
   cases::Random random(seed);
   const int64_t vocab = 900 + random.below(4000);
@@ -52,8 +51,8 @@ void test(uint64_t seed, DType dtype) {
   const Filter<> filter{1.0f, slope_of(1.0f), 0, 1.0f, 0.0f};
   Scratch scratch;
   SerialGroup group(scratch);
-  const Row<T> p_row{reinterpret_cast<const T*>(block.bytes.data() + p_at), vocab};
-  const AnyRow q_row{block.bytes.data() + q_at, draft_vocab, other};
+  const Row<Any> p_row = row_at<Any>(block.bytes.data() + p_at, dtype, 0, vocab);
+  const AnyRow q_row = draft_row_at<AnyRow>(block.bytes.data() + q_at, other, 0, draft_vocab);
   RowStatistics p_statistics, q_statistics;
   CHECK_EQ(0, row_statistics(group, p_row, filter, head_room(vocab), &p_statistics));
   CHECK_EQ(0, row_statistics(group, q_row, filter, head_room(draft_vocab), &q_statistics));
@@ -62,14 +61,14 @@ void test(uint64_t seed, DType dtype) {
   const std::string name = "case " + std::to_string(seed);
   check(p_weight, vocab, random, name + ", target distribution");
   check(q_weight, draft_vocab, random, name + ", draft distribution");
-  ResidualWeight<T> both{p_weight,
-                         q_weight,
-                         0.9 / static_cast<double>(p_statistics.mass),
-                         1.0 / static_cast<double>(q_statistics.mass),
-                         mass_unit(head_room(vocab)),
-                         nullptr,
-                         draft_vocab,
-                         -1};
+  ResidualWeight<Any> both{p_weight,
+                           q_weight,
+                           0.9 / static_cast<double>(p_statistics.mass),
+                           1.0 / static_cast<double>(q_statistics.mass),
+                           mass_unit(head_room(vocab)),
+                           nullptr,
+                           draft_vocab,
+                           -1};
   check(both, vocab, random, name + ", residual");
   both.target_to_draft = map.data();
   check(both, vocab, random, name + ", residual of a mapped draft");
@@ -84,9 +83,8 @@ int main() {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 77;
 #endif
   for (uint64_t seed = 0; seed < 30; ++seed) {
-    test<float>(seed, DType::kFloat32);
-    test<BFloat16>(seed, DType::kBFloat16);
-    test<Float16>(seed, DType::kFloat16);
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
+      test(seed, dtype);
   }
   return 0;
 }
