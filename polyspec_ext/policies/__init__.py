@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 from .base import RoundReport, StepReport, WindowPolicy
 
 if TYPE_CHECKING:
-    from .adaptive import POLICIES, Adaptive, CachedFsm, Fixed, Joint, Online, named
-    from .drafter_choice import DrafterChoice
+    from .adaptive import (
+        POLICIES,
+        Adaptive,
+        CachedFsm,
+        DrafterChoice,
+        Fixed,
+        Joint,
+        Online,
+        named,
+    )
 
 __all__ = [
     "POLICIES", "Adaptive", "CachedFsm", "DrafterChoice", "Fixed", "Joint", "Online", "RoundReport",
@@ -20,5 +28,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:  # imported when first used
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "drafter_choice" if name == "DrafterChoice" else "adaptive"
-    return getattr(importlib.import_module(f".{module}", __name__), name)
+    return getattr(importlib.import_module(".adaptive", __name__), name)
