@@ -145,7 +145,7 @@ class FeatureCache:
         self._states = self._states[list(rows)]
         self.cache.select(rows)
 
-    def _on_host(self) -> tuple[int, ...]:
+    def _on_host(self) -> Sequence[int]:
         # Waits for the device after a round without host synchronisation.
         if self._pairs.host is None:
             self._pairs = RowCounts(list(self._pairs))
@@ -627,41 +627,33 @@ class Hydra(LastStateDrafter):
 
 class HiddenWindow:
     """Hidden states of consecutive tokens per row, from several passes; a later pass overwrites.
+    On the CPU, where the host reads the counts, of any number of tokens.
 
     Args:
         batch: rows, B.
         device: device of `begin` and `end`.
-        width: maximum tokens of a row, W, at a fixed address, for captured steps: a pass begins
-            within the window or at its end, and has at most 2 W tokens. 0: any number, on the
-            CPU, where the host reads the counts.
 
     Attributes:
         begin, end: ``[B]`` int64, positions of the first token of each row and after the last. The
             drafter has read all states before `begin`.
+        width: maximum tokens of a row; 0: any number.
     """
 
-    def __init__(self, batch: int, device: torch.device, width: int = 0) -> None:
-        self.width = width
+    width = 0
+
+    def __init__(self, batch: int, device: torch.device) -> None:
         self.begin = torch.zeros(batch, dtype=torch.int64, device=device)
         self.end = torch.zeros_like(self.begin)
-        self._layers: dict[int, Tensor] = {}  # without a width
-        # With a width a ring ``[B, size + 1, sum of H]`` of the concatenated layers: position p is
-        # in slot p % size, and the last slot takes discarded states.
-        self._ring: Tensor | None = None
-        self._sizes: dict[int, int] = {}
-        self._size = 6 * width
-        self._reach = torch.arange(-1, self._size, device=device)
-        self._rows = torch.arange(batch, device=device)[:, None]
+        self._layers: dict[int, Tensor] = {}
+
+    def empty(self, batch: int, device: torch.device, width: int) -> HiddenWindow:
+        """Return an empty window of at most `width` tokens per row; 0: any number."""
+        return HiddenRing(batch, device, width) if width else HiddenWindow(batch, device)
 
     @property
     def counts(self) -> Tensor:
         """Return ``[B]`` int64, tokens of each row."""
         return self.end - self.begin
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        ring = [] if self._ring is None else [self._ring]
-        return [self.begin, self.end, self._reach, self._rows, *ring, *self._layers.values()]
 
     def write(self, other: HiddenWindow) -> None:
         """Copy the states of `other`. Waits for its device if the devices differ."""
@@ -669,12 +661,11 @@ class HiddenWindow:
         self.begin.copy_(other.begin)
         self.end.copy_(other.begin)
         if source.layers:
-            layers = source.layers
-            if self.width:
-                layers = {layer: states[:, : self.width] for layer, states in layers.items()}
-            elif not other.width:  # `other` may overwrite its states
-                layers = {layer: states.clone() for layer, states in layers.items()}
+            layers = self._of_another(source.layers)
             self.add(layers, other.begin.to(device), source.counts.to(device, copy=True))
+
+    def _of_another(self, layers: Hidden) -> Hidden:
+        return {layer: states.clone() for layer, states in layers.items()}
 
     def add(
         self, layers: Hidden, begin: Tensor, counts: Tensor, skipped: Tensor | None = None
@@ -683,15 +674,7 @@ class HiddenWindow:
         after them. Row b has ``counts[b]`` tokens from position ``begin[b]`` on, of which the first
         ``skipped[b]`` keep their earlier states (`LevelOutput.skipped`); a count of 0 leaves the
         row unchanged."""
-        active, known, end, own_begin = counts > 0, self.end > self.begin, begin + counts, begin
-        if skipped is not None:
-            own_begin = torch.minimum(begin + skipped.to(begin.device), end)
-        if self.width:
-            first = torch.where(known, torch.minimum(self.begin, own_begin), own_begin)
-            torch.where(active, first, self.begin, out=self.begin)
-            self._put(layers, 1 + torch.where(active, begin, self.end), skipped, None)
-            torch.where(active, end, self.end, out=self.end)
-            return
+        active, known = counts > 0, self.end > self.begin
         if not active.any():
             return
         if skipped is None and not known.any():
@@ -700,9 +683,7 @@ class HiddenWindow:
             self.begin = torch.where(active, begin, self.begin)
             self.end = self.begin + counts
             return
-        first = torch.where(known, torch.minimum(self.begin, own_begin), own_begin)
-        first = torch.where(active, first, self.begin)
-        end = torch.where(active, end, self.end)
+        own_begin, first, end = self._span_with(begin, counts, skipped)
         width = max(1, int((end - first).max()))
         positions = first[:, None] + torch.arange(width)
         index = positions - begin[:, None]
@@ -719,6 +700,105 @@ class HiddenWindow:
                 self._layers[layer] = stored.copy_(merged)
             else:
                 self._layers[layer] = merged
+        self.begin.copy_(first)
+        self.end.copy_(end)
+
+    def _span_with(
+        self, begin: Tensor, counts: Tensor, skipped: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # The position of the first state that a pass adds, and begin and end of the window with it.
+        active, known, end, own_begin = counts > 0, self.end > self.begin, begin + counts, begin
+        if skipped is not None:
+            own_begin = torch.minimum(begin + skipped.to(begin.device), end)
+        first = torch.where(known, torch.minimum(self.begin, own_begin), own_begin)
+        first = torch.where(active, first, self.begin)
+        return own_begin, first, torch.where(active, end, self.end)
+
+    def add_pass(
+        self,
+        plan: Plan,
+        kept: Sequence[RowCounts],
+        level: int,
+        layers: Hidden | None,
+        skipped: Tensor | None,
+        above: Tensor | None,
+    ) -> None:
+        """Add the states of a verification by `level` (`layers` and `skipped` of its output); if
+        its output has none, drop the states of rejected tokens. `kept` are the remaining cached
+        lengths of the verifying levels. The target's states, up to its cached lengths `above`
+        ``[B]``, take precedence over the level's."""
+        device = plan.part.device
+        if layers is None:
+            lengths = kept[level - 1].on(device)
+            self.cut(torch.where(plan.part > 0, lengths, torch.iinfo(lengths.dtype).max))
+            return
+        begin = plan.positions - (plan.counts - plan.lengths)
+        if above is not None:
+            read = (above - begin).clamp_min(0)
+            skipped = read if skipped is None else read.maximum(skipped.to(read.device))
+        # (Idle rows have no states.)
+        self.add(layers, begin, (kept[level - 1].on(device) - begin) * plan.part, skipped)
+
+    def states(self) -> HiddenStates:
+        """Return the states, which a later pass may overwrite."""
+        return HiddenStates(self._layers, self.begin, self.end - self.begin)
+
+    def cut(self, lengths: Tensor) -> None:
+        """Drop states after the first ``lengths[b]`` tokens of row b, ``[B]`` int64."""
+        torch.minimum(self.end, lengths, out=self.end)
+        torch.minimum(self.begin, lengths, out=self.begin)
+
+    def forget(self, part: Tensor, complete: Callable[[], Tensor], counts: Tensor) -> None:
+        """Drop the `counts` states of rows with `part` 1, ``[B]`` int64, else 0, after the drafter
+        has read them, and maybe of rows whose text is `complete`."""
+        torch.where(part + complete() > 0, self.end, self.begin, out=self.begin)
+        if not (self.end > self.begin).any():
+            self._layers = {}  # states of a prompt may be large
+
+    def select(self, rows: Sequence[int | None]) -> None:
+        """Keep the rows `rows`, in that order; None: a row without states."""
+        index = [0 if row is None else row for row in rows]
+        fresh = torch.tensor([row is None for row in rows], dtype=torch.bool)
+        self.begin = self.begin[index].masked_fill(fresh, 0)
+        self.end = self.end[index].masked_fill(fresh, 0)
+        self._layers = {layer: states[index] for layer, states in self._layers.items()}
+
+    def fits(self, rows: Sequence[int], width: int) -> bool:
+        """Return whether all of `rows` have states, and every row at most `width`."""
+        counts = self.counts
+        return bool(counts[list(rows)].all()) and int(counts.max()) <= width
+
+
+class HiddenRing(HiddenWindow):
+    """A window of at most `width` tokens per row, W, at a fixed address, for captured steps: a pass
+    begins within the window or at its end, and has at most 2 W tokens. All verifying levels output
+    states."""
+
+    def __init__(self, batch: int, device: torch.device, width: int) -> None:
+        super().__init__(batch, device)
+        self.width = width
+        # A ring ``[B, size + 1, sum of H]`` of the concatenated layers: position p is in slot
+        # p % size, and the last slot takes discarded states.
+        self._ring: Tensor | None = None
+        self._sizes: dict[int, int] = {}
+        self._size = 6 * width
+        self._reach = torch.arange(-1, self._size, device=device)
+        self._rows = torch.arange(batch, device=device)[:, None]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All memory, for the keys of captured graphs."""
+        ring = [] if self._ring is None else [self._ring]
+        return [self.begin, self.end, self._reach, self._rows, *ring]
+
+    def _of_another(self, layers: Hidden) -> Hidden:
+        return {layer: states[:, : self.width] for layer, states in layers.items()}
+
+    def add(
+        self, layers: Hidden, begin: Tensor, counts: Tensor, skipped: Tensor | None = None
+    ) -> None:
+        _, first, end = self._span_with(begin, counts, skipped)
+        self._put(layers, 1 + torch.where(counts > 0, begin, self.end), skipped, None)
         self.begin.copy_(first)
         self.end.copy_(end)
 
@@ -756,33 +836,19 @@ class HiddenWindow:
         skipped: Tensor | None,
         above: Tensor | None,
     ) -> None:
-        """Add the states of a verification by `level` (`layers` and `skipped` of its output); if
-        its output has none, drop the states of rejected tokens. `kept` are the remaining cached
-        lengths of the verifying levels; with a width all of them output states, so the window ends
-        at the longest. The target's states, up to its cached lengths `above` ``[B]``, take
-        precedence over the level's."""
-        device = plan.part.device
+        """Add as `HiddenWindow.add_pass`; the window ends at the longest of `kept`."""
         if layers is None:
-            lengths = kept[level - 1].on(device)
-            self.cut(torch.where(plan.part > 0, lengths, torch.iinfo(lengths.dtype).max))
+            super().add_pass(plan, kept, level, layers, skipped, above)
             return
-        if self.width:
-            begin = self._put(layers, plan.positions - plan.first, skipped, above)
-            torch.minimum(self.begin, begin, out=self.begin)
-            first, *rest = [counts.on(device) for counts in kept]
-            *between, last = rest or [first]
-            torch.maximum(functools.reduce(torch.maximum, between, first), last, out=self.end)
-            return
-        begin = plan.positions - (plan.counts - plan.lengths)
-        if above is not None:
-            read = (above - begin).clamp_min(0)
-            skipped = read if skipped is None else read.maximum(skipped.to(read.device))
-        # (Idle rows have no states.)
-        self.add(layers, begin, (kept[level - 1].on(device) - begin) * plan.part, skipped)
+        begin = self._put(layers, plan.positions - plan.first, skipped, above)
+        torch.minimum(self.begin, begin, out=self.begin)
+        first, *rest = [counts.on(plan.part.device) for counts in kept]
+        *between, last = rest or [first]
+        torch.maximum(functools.reduce(torch.maximum, between, first), last, out=self.end)
 
     def states(self) -> HiddenStates:
-        """Return the states; with a width a copy."""
-        layers, ring = self._layers, self._ring
+        """Return a copy of the states."""
+        layers, ring = {}, self._ring
         if ring is not None:
             slots = (self.begin[:, None] + self._reach[1 : self.width + 1]) % self._size
             states = ring[self._rows.to(ring.device), slots.to(ring.device)]
@@ -790,35 +856,14 @@ class HiddenWindow:
             layers = dict(zip(self._sizes, parts, strict=True))
         return HiddenStates(layers, self.begin, self.end - self.begin)
 
-    def cut(self, lengths: Tensor) -> None:
-        """Drop states after the first ``lengths[b]`` tokens of row b, ``[B]`` int64."""
-        torch.minimum(self.end, lengths, out=self.end)
-        torch.minimum(self.begin, lengths, out=self.begin)
-
-    def forget(self, part: Tensor, counts: Tensor | None = None) -> None:
-        """Drop the states of rows with nonzero `part`, ``[B]`` int64, after the drafter has read
-        them. With the `counts` of `states`, `part` is 0 or 1, and one operator suffices."""
-        if counts is not None:
-            self.begin.addcmul_(counts, part)
-            return
-        torch.where(part > 0, self.end, self.begin, out=self.begin)
-        if not self.width and not (self.end > self.begin).any():
-            self._layers = {}  # states of a prompt may be large
+    def forget(self, part: Tensor, complete: Callable[[], Tensor], counts: Tensor) -> None:
+        self.begin.addcmul_(counts, part)  # one operator
 
     def select(self, rows: Sequence[int | None]) -> None:
-        """Keep the rows `rows`, in that order; None: a row without states."""
+        super().select(rows)
+        self._rows = torch.arange(len(rows), device=self.begin.device)[:, None]
         index = [0 if row is None else row for row in rows]
-        fresh = torch.tensor([row is None for row in rows], dtype=torch.bool)
-        self.begin = self.begin[index].masked_fill(fresh, 0)
-        self.end = self.end[index].masked_fill(fresh, 0)
-        self._rows = torch.arange(len(index), device=self.begin.device)[:, None]
-        self._layers = {layer: states[index] for layer, states in self._layers.items()}
         self._ring = None if self._ring is None else self._ring[index]
-
-    def fits(self, rows: Sequence[int], width: int) -> bool:
-        """Return whether all of `rows` have states, and every row at most `width`."""
-        counts = self.counts
-        return bool(counts[list(rows)].all()) and int(counts.max()) <= width
 
 
 def _at(states: Tensor, indices: Tensor) -> Tensor:

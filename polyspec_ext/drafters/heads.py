@@ -115,9 +115,10 @@ class HeadNetwork(nn.Module):
     ) -> Tensor:
         """Return states ``[B, T, H]`` after the fused layers `numbers` of the cache; the rotation
         is ``[B or 1, T, D]``, and `first` as in `LayerOperators`."""
-        rows, slots = cache.rows, cache.begin_layers(numbers)
+        rows, slots = cache.rows, cache.memory_of(numbers)
         assert self.operators is not None
         assert slots is not None, "the cache is allocated"
+        rows.seen.update(numbers)
         x = x.contiguous()  # states of a verifier may be a slice
         states, _, status = self.operators.run(
             x, *rotation, mask, *slots, rows.base, rows.counts, rows.span, False, (), first

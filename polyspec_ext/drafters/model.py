@@ -181,8 +181,9 @@ def draw_chain(
         vocab_size: drawn ids are below it; logits are truncated.
     """
     tokens, read, most = inputs.tokens, inputs.counts, inputs.most
-    device, even = tokens.device, read.all(tokens.shape[1])
-    parameters = inputs.parameters.on(device).values()
+    device = tokens.device
+    even = read.host is not None and min(read.host) == tokens.shape[1]
+    parameters = inputs.parameters.by_device[device].values()
     rounds, positions, eos = inputs.rounds, inputs.positions, inputs.eos
     if rounds.device != device:
         rounds, positions = rounds.to(device), positions.to(device)

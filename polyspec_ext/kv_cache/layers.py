@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..ops import decoder
 from ..ops import kv as cache_ops
-from ..tensors import RowLengths
+from .lengths import RowLengths
 
 # Minimum slots that attention reads on a device; doubled as needed.
 DEVICE_BUCKET = 512
@@ -29,8 +29,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
     Attributes:
         window: sliding window of the model's attention, or None. All keys are kept; the mask hides
             old keys.
-        takes_blocks: whether `RollbackCache.update` may write a prepared pass without further
-            checks; as one block if all rows have the same length.
+        takes_blocks: whether a pass of rows of the same length is written as one block.
     """
 
     keys: Tensor
@@ -56,7 +55,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         # Both together, so that after an interrupt both sizes agree (see `reset`).
         self._all = keys, values
         self.keys, self.values = self._all
-        self.rows.moves += 1
+        self.rows.memory.clear()
 
     @property
     def held(self) -> int:
@@ -91,7 +90,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
                 keys[:batch], values[:batch] = self.keys, self.values
                 self._hold(keys, values)
             self.keys, self.values = keys[: batch + new], values[: batch + new]
-            self.rows.moves += 1
+            self.rows.memory.clear()
         for row in rows:  # a NaN in a masked slot would spread
             self.keys[row].zero_()
             self.values[row].zero_()
@@ -115,27 +114,6 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys[rows, :, :filled] = other.keys[:, :, :filled]
         self.values[rows, :, :filled] = other.values[:, :, :filled]
 
-    def _begin(self, key_states: Tensor, value_states: Tensor) -> None:
-        rows, tokens = self.rows, key_states.shape[2]
-        if not self._prepared():
-            if rows.ragged:
-                raise ValueError(
-                    "rows have different lengths: pass the model **cache.inputs(tokens) "
-                    "for every forward pass"
-                )
-            # The model masks nothing for a single new token, so the span must have no spare slots.
-            rows.begin(tokens, None, bucket=1)
-        if tokens != rows.new or key_states.shape[0] != rows.batch:
-            raise ValueError(
-                f"expected {rows.new} new tokens in {rows.batch} rows, as prepared; "
-                f"given {tokens} in {key_states.shape[0]}"
-            )
-        rows.seen.add(self.index)
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        if rows.grow:
-            self.grow()
-
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Append new keys and values ``[B, H, T, D]`` at each row's length."""
         rows = self.rows
@@ -156,10 +134,14 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append, and return views for attention: ``[B, H, span, Dk]``, and ``[.., Dv]`` values."""
-        self._begin(key_states, value_states)
-        self.append(key_states, value_states)
-        span = self.rows.span
+        """Append in a pass that `RollbackCache.update` has checked, and return views for attention:
+        ``[B, H, span, Dk]``, and ``[.., Dv]`` values."""
+        at, span = self.rows.at, self.rows.span
+        if at is None or not self.takes_blocks:
+            self.append(key_states, value_states)
+        else:  # equal row lengths: two block copies cost less than the operator with lengths
+            self.keys.narrow(2, at, key_states.shape[2]).copy_(key_states)
+            self.values.narrow(2, at, key_states.shape[2]).copy_(value_states)
         return self.keys.narrow(2, 0, span), self.values.narrow(2, 0, span)
 
     def visible(self, queries: Tensor, tree: Tensor | None) -> Tensor:
@@ -204,7 +186,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         for whole in self._all:
             whole[:, :, :dirty].zero_()
         self.keys, self.values = (whole[: self.rows.batch] for whole in self._all)
-        self.rows.moves += 1
+        self.rows.memory.clear()
 
     def select(self, indices: Tensor) -> None:
         """Select rows, in any order and number; `indices` is an int64 tensor."""
@@ -218,7 +200,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
                     self.keys[slot].copy_(self.keys[row])
                     self.values[slot].copy_(self.values[row])
             self.keys, self.values = self.keys[: len(chosen)], self.values[: len(chosen)]
-            self.rows.moves += 1
+            self.rows.memory.clear()
             return
         indices = indices.to(self.keys.device)
         self._hold(self.keys.index_select(0, indices), self.values.index_select(0, indices))

@@ -25,8 +25,9 @@ from transformers import Cache
 
 from .. import arguments
 from ..ops import kv as cache_ops
-from ..tensors import MemoryKey, RowCounts, RowLengths
+from ..tensors import MemoryKey, RowCounts
 from .layers import RollbackLayer, additive, ancestors, query_positions
+from .lengths import RowLengths
 
 
 class SequenceState:
@@ -122,10 +123,13 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Keys and values of some layers, and their addresses (`ops.kv.pointers`).
 _Layers = tuple[list[Tensor], list[Tensor], Tensor]
 _States = tuple[list[Tensor], list[Tensor]]  # keys and values of some layers
+_ALIKE = "alike"  # key of `RowLengths.memory`: layers that share a launch
+_COUNTS = (RowCounts, type(None))
+_SIZE_MAX = arguments.SIZE_MAX
 
 
 def _numbers(low: int, **values: Any) -> list[int]:
-    size = arguments.SIZE_MAX
+    size = _SIZE_MAX
     return [arguments.integer(name, value, size, low) for name, value in values.items()]
 
 
@@ -203,12 +207,9 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         layers = [RollbackLayer(self.rows, i, seen) for i, seen in enumerate(windows)]
         super().__init__(layers=layers)
         self._moved: dict[tuple[int, ...], Tensor] = {}
-        # Both by `RowLengths.moves`: layers of one launch; slots by layer numbers (`begin_layers`).
-        self._together: tuple[int, list[_Layers]] = (-1, [])
-        self._slots: tuple[int, dict[tuple[int, ...], _States] | None] = (-1, None)
         self._survey()
         self._positions = torch.empty(1, 0, dtype=torch.int64)
-        self._strip: Tensor | None = None
+        self._strip = torch.empty(_STRIP, 0)
 
     @classmethod
     def for_model(cls, model: Any, batch_size: int, **options: Any) -> RollbackCache:
@@ -297,17 +298,21 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         Raises:
             TypeError, ValueError: `tokens` is not positive, or `counts` do not fit the rows.
         """
-        if type(tokens) is not int or not 0 < tokens <= arguments.SIZE_MAX:
-            tokens = arguments.integer("tokens", tokens, arguments.SIZE_MAX, 1)
-        if counts is not None and type(counts) is not RowCounts:
-            counts = self._of_rows("counts", counts)
-        self.rows.begin(tokens, counts)
+        if type(tokens) is not int or type(counts) not in _COUNTS or not 0 < tokens <= _SIZE_MAX:
+            tokens, counts = self._checked(tokens, counts)
+        self.rows.begin(tokens, cast(RowCounts | None, counts))
         if self.rows.capacity != self._grown:
-            for layer in self.layers:
-                if layer.is_initialized:
-                    layer.grow()
-            self._grown = self.rows.capacity
-        self.rows.grow = False
+            self._grow()
+
+    def _checked(self, tokens: int, counts: Any) -> tuple[int, RowCounts | None]:
+        tokens = arguments.integer("tokens", tokens, _SIZE_MAX, 1)
+        return tokens, None if counts is None else self._of_rows("counts", counts)
+
+    def _grow(self) -> None:
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.grow()
+        self._grown = self.rows.capacity
 
     def _of_rows(self, name: str, numbers: Sequence[int] | Tensor) -> RowCounts:
         """Return a user's integers, one per row, as `RowCounts`."""
@@ -351,23 +356,44 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             Keyword arguments of the model: attention_mask, ``[B or 1, 1, T, N]`` in the cache's
             dtype (a dict by layer type if layers differ), or None if the model's causal mask
             suffices; position_ids, ``[B or 1, T]`` int64."""
-        self.prepare(tokens, counts)
-        rows = self.rows
+        if type(tokens) is not int or type(counts) not in _COUNTS or not 0 < tokens <= _SIZE_MAX:
+            tokens, counts = self._checked(tokens, counts)
         if depth is not None and (type(depth) is not int or not 0 < depth <= tokens):
             depth = arguments.integer("depth", depth, low=1)
-        if parents is None and rows.span == rows.bound <= self._near:
-            # In a first pass the causal mask also hides padding, for rows of any length.
-            base = 0 if rows.first else rows.at
-            if base is not None:
-                table = self._positions
-                if table.shape[1] < base + tokens:
-                    table = torch.arange(max(rows.capacity, base + tokens), device=rows.device)
-                    table = self._positions = table[None]
-                # A single new token sees all slots.
-                hidden = masked and tokens > 1
-                causal = self._causal_mask(base, tokens) if hidden else None
-                return {"attention_mask": causal, "position_ids": table.narrow(1, base, tokens)}
-        tree = None
+        rows = self.rows
+        rows.begin(tokens, cast(RowCounts | None, counts))
+        if rows.capacity != self._grown:
+            self._grow()
+        # In a first pass the causal mask also hides padding, for rows of any length.
+        base = 0 if rows.first else rows.at
+        if parents is not None or base is None or not rows.span == rows.bound <= self._near:
+            return self._computed(tokens, parents, depth, masked)
+        if self._positions.shape[1] < base + tokens:
+            table = torch.arange(max(rows.capacity, base + tokens), device=rows.device)
+            self._positions = table[None]
+        mask = None
+        # A first pass is causal by itself, and a single new token sees all slots.
+        if masked and base and tokens > 1 and rows.on_cpu and tokens <= _STRIP:
+            if self._strip.shape[1] < base + _STRIP:
+                self._extend_strip(base)
+            before = self._strip.shape[1] - _STRIP - base
+            mask = self._strip[:tokens].narrow(1, before, base + tokens)[None, None]
+        positions = self._positions.narrow(1, base, tokens)
+        return {"attention_mask": mask, "position_ids": positions}
+
+    def _extend_strip(self, base: int) -> None:
+        # The mask of _STRIP queries after `longest` tokens; views of it are masks of short passes.
+        # (On other devices attention requires aligned masks.)
+        longest = max(self.rows.capacity, base)
+        hidden = torch.finfo(self.dtype).min
+        strip = torch.full((_STRIP, longest + _STRIP), hidden, dtype=self.dtype)
+        self._strip = strip.triu_(longest + 1)
+
+    def _computed(
+        self, tokens: int, parents: Tensor | None, depth: int | None, masked: bool
+    ) -> dict[str, Any]:
+        """Compute mask and positions of a pass that has begun from the tensors of lengths."""
+        rows, tree = self.rows, None
         if parents is None:
             positions = query_positions(rows.base, rows.counts, tokens)
         else:
@@ -403,67 +429,49 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             )
         return parents.expand(self.batch_size, nodes)
 
-    def _causal_mask(self, base: int, tokens: int) -> Tensor | None:
-        """Return a mask for a few new tokens without computing it, or None if no mask is needed.
-
-        A first pass is causal by itself. On the CPU, masks of small passes are views of one strip;
-        on other devices attention kernels require aligned masks.
-        """
-        if base == 0 or tokens > _STRIP or not self.rows.on_cpu:
-            return None
-        strip = self._strip
-        if strip is None or strip.shape[1] < base + _STRIP:
-            # Mask of _STRIP queries after `longest` tokens, ``[_STRIP, longest + _STRIP]``.
-            longest = max(self.rows.capacity, base)
-            hidden = torch.finfo(self.dtype).min
-            strip = torch.full((_STRIP, longest + _STRIP), hidden, dtype=self.dtype)
-            self._strip = strip.triu_(longest + 1)
-        before = strip.shape[1] - _STRIP - base
-        return strip[:tokens].narrow(1, before, base + tokens)[None, None]
-
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         rows, layer = self.rows, self.layers[layer_idx]
         batch, _, new, _ = key_states.shape
-        as_prepared = not rows.grow and layer_idx not in rows.seen
-        if not (as_prepared and layer.takes_blocks and (batch, new) == (rows.batch, rows.new)):
-            states: tuple[Tensor, Tensor] = layer.update(key_states, value_states)
-            return states
+        if rows.new is None or layer_idx in rows.seen:  # the model runs without `inputs`
+            if layer.ring or rows.ragged:
+                needed = (
+                    "a ring of keys needs its own mask"
+                    if layer.ring
+                    else ("rows have different lengths")
+                )
+                raise ValueError(
+                    f"{needed}: pass the model **cache.inputs(tokens) for every forward pass"
+                )
+            # The model masks nothing for a single new token, so the span must have no spare slots.
+            rows.begin(new, None, exact=True)
+            self._grow()
+        if (batch, new) != (rows.batch, rows.new):
+            raise ValueError(
+                f"expected {rows.new} new tokens in {rows.batch} rows, as prepared; "
+                f"given {new} in {batch}"
+            )
         rows.seen.add(layer_idx)
-        keys, values, span, at = layer.keys, layer.values, rows.span, rows.at
-        if at is None:
-            layer.append(key_states, value_states)
-        else:  # equal row lengths: two block copies cost less than the operator with lengths
-            keys.narrow(2, at, new).copy_(key_states)
-            values.narrow(2, at, new).copy_(value_states)
-        return keys.narrow(2, 0, span), values.narrow(2, 0, span)
+        if not layer.is_initialized:
+            layer.lazy_initialization(key_states, value_states)
+        states: tuple[Tensor, Tensor] = layer.update(key_states, value_states)
+        return states
 
-    def begin_layers(self, layers: tuple[int, ...]) -> _States | None:
-        """Return the memory of `layers` for a prepared pass that appends to all layers in one call.
+    def memory_of(self, layers: tuple[int, ...]) -> _States | None:
+        """Return keys and values of each of `layers`, ``[B, H, C, D]``, for a prepared pass that
+        appends to all of them in one call; cached in `RowLengths.memory`. None: not all layers are
+        allocated with consecutive slots per row on one device.
 
-        The lengths and counts of `ops.kv.append` are ``rows.base`` and ``rows.counts``. If
+        The lengths and counts of `ops.kv.append` are then ``rows.base`` and ``rows.counts``, and if
         ``rows.at`` is None, its status goes into ``rows.status``.
-
-        Args:
-            layers: layer numbers.
-
-        Returns:
-            Keys and values of each layer, ``[B, H, C, D]``. None, without effect: not all layers
-            are allocated with consecutive slots per row on one device, or the pass is not prepared,
-            or has begun.
         """
-        rows = self.rows
-        if self._slots[0] != rows.moves:
-            self._slots = rows.moves, {} if self.in_one_place else None
-        known = self._slots[1]
-        if known is None or rows.grow or rows.seen:
-            return None
-        rows.seen.update(layers)
-        if layers not in known:
-            held = [self.layers[number] for number in layers]
-            known[layers] = [layer.keys for layer in held], [layer.values for layer in held]
-        return known[layers]
+        if layers not in self.rows.memory and self.in_one_place:
+            chosen = [self.layers[number] for number in layers]
+            states = [layer.keys for layer in chosen], [layer.values for layer in chosen]
+            self.rows.memory[layers] = states
+        known: _States | None = self.rows.memory.get(layers)
+        return known
 
     def rollback(self, lengths: Sequence[int] | Tensor, *, bound: int | None = None) -> RowCounts:
         """Truncate row b to at most ``lengths[b]`` tokens, and return `lengths`. Moves no bytes.
@@ -494,9 +502,9 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             lengths: [B], see `rollback`; at most ``begin[b]`` plus the nodes of the path.
         """
         rows, front = self.rows, self._of_rows("begin", begin)
-        if self._together[0] != rows.moves:
-            self._together = rows.moves, self._alike()
-        for keys, values, pointers in self._together[1]:
+        if _ALIKE not in rows.memory:
+            rows.memory[_ALIKE] = self._alike()
+        for keys, values, pointers in rows.memory[_ALIKE]:
             device = pointers.device
             _, status = cache_ops.compact_tree(
                 keys, values, pointers, front.on(device), path.to(device, non_blocking=True)
@@ -670,7 +678,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def note_lengths(self, lengths: Sequence[int]) -> None:
         """Set the lengths on the host after a round on the device."""
         rows = self.rows
-        rows.limit, rows.host, rows.at = None, [int(n) for n in lengths], None
+        rows.limit, rows.host, rows.at = sys.maxsize, [int(n) for n in lengths], None
         rows.bound, rows.peak = max(rows.host, default=0), rows.capacity
 
     def crop(self, tokens_to_remove: int) -> None:

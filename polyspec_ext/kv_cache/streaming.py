@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..tensors import RowLengths
 from .layers import RollbackLayer, ring_positions, visible_slots
+from .lengths import RowLengths
 
 # Models that rotate the two halves of a key's rotary dimensions, the layout of `turn`.
 _ROTATE_HALVES = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3")
@@ -76,12 +76,6 @@ class StreamingLayer(RollbackLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        if not self._prepared():
-            raise ValueError(
-                "a ring of keys needs its own mask: pass the model **cache.inputs(tokens) "
-                "for every forward pass"
-            )
-        self._begin(key_states, value_states)
         sinks = self.keys[:, :, : self.sinks]
         sinks.copy_(self.sink_keys)
         self.append(key_states, value_states)

@@ -138,28 +138,6 @@ def use_grouped(made: nn.Module) -> None:
 
 # Families: transformers' module name to class prefix.
 _FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-# Hybrid families by class that computes as Llama's (Attention: as Qwen3's, with head norms).
-_HYBRIDS = {
-    "RMSNorm": {
-        "bailing_hybrid": "BailingHybrid", "bamba": "Bamba", "falcon_h1": "FalconH1",
-        "granitemoehybrid": "GraniteMoeHybrid", "jamba": "Jamba", "kimi_linear": "KimiLinear",
-        "lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe", "lfm3": "Lfm3", "zamba": "Zamba",
-        "zamba2": "Zamba2", "zaya": "Zaya",
-    },
-    "MLP": {
-        "bailing_hybrid": "BailingHybrid", "bamba": "Bamba", "jamba": "Jamba",
-        "kimi_linear": "KimiLinear", "lara_mini": "LaraMini", "lfm2": "Lfm2",
-        "lfm2_moe": "Lfm2Moe", "lfm3": "Lfm3", "olmo_hybrid": "OlmoHybrid",
-        "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "qwen3_next": "Qwen3Next",
-        "qwen4_exp": "Qwen4ExpText", "zamba": "Zamba",
-    },
-    "Attention": {"lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe"},
-}  # fmt: skip
-# Submodule names of Llama and Qwen3, and of hybrids.
-_ALIASES = {
-    "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2",
-    "o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm",
-}  # fmt: skip
 _FUSED_DTYPES = (torch.float32, torch.bfloat16)
 _SILU = ("SiLU", "SiLUActivation")
 _WIDEST_HEAD = 512  # maximum of `ops.decoder.rotary`
@@ -274,12 +252,7 @@ def use_fused(made: nn.Module, plain_norms: bool = False) -> None:
     ):
         for module in made.modules():
             base: Any = type(module)
-            if not _is_known(base, name):
-                continue
-            for known, theirs in _ALIASES.items():
-                if theirs in module._modules:
-                    module._modules[known] = module._modules[theirs]
-            if fits(module):
+            if _is_known(base, name) and fits(module):
                 module.__class__ = _subclass(base, kind)
 
 
@@ -287,7 +260,7 @@ def _is_known(kind: type, name: str) -> bool:
     return any(
         kind.__module__ == f"transformers.models.{family}.modeling_{family}"
         and kind.__name__ == prefix + name
-        for family, prefix in {**_FAMILIES, **_HYBRIDS.get(name, {})}.items()
+        for family, prefix in _FAMILIES.items()
     )
 
 
@@ -306,8 +279,7 @@ def _fits_norm(module: Any) -> bool:
 
 
 def _fits_mlp(module: Any) -> bool:
-    activation = getattr(module, "act_fn", None)  # None: a function, silu
-    if activation is not None and (type(activation).__name__ not in _SILU or hooked(activation)):
+    if type(module.act_fn).__name__ not in _SILU or hooked(module.act_fn):
         return False
     return _are_merged(module, "gate_proj", "up_proj") and _runs(module.down_proj, RowProduct)
 
@@ -354,7 +326,7 @@ class StackedPass:
         # or memory is replaced.
         self._hooks = [
             table
-            for module in (model, model.model, *layers)
+            for module in (model, model.model, *layers, model.model.norm)
             for table in (module._forward_hooks, module._forward_pre_hooks)
         ]
         self._norms = [norm.weight for layer in layers for norm in _norms_of(layer)]
@@ -403,9 +375,12 @@ class StackedPass:
         causal = mask is None and width > 1
         if causal and rows.span != width and not self.by_lengths:
             return None
-        slots = cache.begin_layers(self.numbers)
+        slots: tuple[list[Tensor], list[Tensor]] | None = rows.memory.get(
+            self.numbers
+        ) or cache.memory_of(self.numbers)
         if slots is None:
             return None
+        rows.seen.update(self.numbers)
         x = body.embed_tokens(tokens)
         cosine, sine = body.rotary_emb(x, inputs["position_ids"])
         count, taken = len(self.numbers), list[int]()
@@ -416,7 +391,9 @@ class StackedPass:
         )
         if rows.at is None:  # else the host knows that there was room
             rows.status.bitwise_or_(status)
-        last = body.norm(deepest)
+        norm = body.norm
+        last = operators.rms_norm(deepest.flatten(0, 1), norm.weight, norm.variance_epsilon)
+        last = last.view(deepest.shape)
         rows_with_logits = last[:, -keep:] if indices is None else gather(last, indices)
         logits = self._head(rows_with_logits.flatten(0, 1)).unflatten(0, rows_with_logits.shape[:2])
         if not hidden_layers:
@@ -431,11 +408,11 @@ def stacked_pass(model: Any, native: bool = True) -> StackedPass | None:
     Args:
         native: on the CPU, a single call for all layers; else operator by operator, as on CUDA.
     """
-    body = getattr(model, "model", None)
+    body: Any = getattr(model, "model", None)
     if not (_is_known(type(model), "ForCausalLM") and _is_known(type(body), "Model")):
         return None
-    layers: list[Any] = list(body.layers)  # type: ignore[union-attr]
-    if not layers or not all(map(_is_whole, layers)):
+    layers: list[Any] = list(body.layers)
+    if not layers or not all(map(_is_whole, layers)) or not _runs(body.norm, _Norm):
         return None
     shape = _shape_of_all(layers)
     if shape is None:

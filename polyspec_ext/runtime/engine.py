@@ -13,13 +13,21 @@ import operator
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..drafters.base import BatchedDrafter, DrafterCapabilities, DraftInput, Outputs
+from ..drafters.base import (
+    BatchedDrafter,
+    DraftBlock,
+    DrafterCapabilities,
+    DraftInput,
+    HiddenStates,
+    Outputs,
+    RowBuffer,
+)
 from ..errors import ERROR_BITS, PolyspecError, RequestError, Status, name_place
-from ..levels.base import BatchedLevel, InputBlock
+from ..levels.base import BatchedLevel, Hidden, InputBlock
 from ..sampling import RequestProcessors, masked
 from ..stats import StatsRecorder
 from ..tensors import RowCounts, common_prefix
@@ -47,6 +55,7 @@ from .rows import (
 
 if TYPE_CHECKING:
     from ..drafters.features import HiddenWindow
+    from ..drafters.trees import PendingTree, TreePass
     from .graphs import Graphs, Passes, Queue
 
 _ENDED = operator.attrgetter("ended")
@@ -56,6 +65,19 @@ _KEPT: tuple[Callable[[Any], RowCounts], ...] = (RowCounts, partial(RowCounts, N
 # tokens were drawn. The logits are valid during the call.
 Observer = Callable[[int, torch.Tensor], None]
 Committed = list[tuple[int, list[int]]]
+
+
+class Verified(NamedTuple):
+    """The pass of a verification: the step as its level has read it; the captured passes that ran
+    it, if any; the nodes of a tree that it read; and its output (`LevelOutput`), with logits over
+    the ids of the text."""
+
+    sent: Step
+    passes: Passes | None
+    nodes: TreePass | None
+    logits: torch.Tensor
+    hidden: Hidden | None
+    skipped: torch.Tensor | None
 
 
 class Clock(NamedTuple):
@@ -312,8 +334,9 @@ class Engine:
             if not self._rounds_left:
                 self._prepare_rounds()
             self._rounds_left -= 1
-            entries, record, logits = self._run_steps()
-            committed = self._commit(entries, record, logits)
+            steps, ticks, record, logits = self._run_steps()
+            committed = self._commit(record.entries[len(steps) - 1], record, logits)
+            self._count_steps(steps, ticks, record)
         except Exception as error:
             if self._at_work is not None:
                 level, step = self._at_work
@@ -370,9 +393,11 @@ class Engine:
             row.slot = slot
         self._follow(staying)
 
-    def _run_steps(self) -> tuple[Sequence[Entry], Record, torch.Tensor]:
-        """Run the steps of a round. Returns the target's entries, the round's record on the host,
-        and the target's logits in text order."""
+    def _run_steps(
+        self,
+    ) -> tuple[Sequence[Step | PlannedStep], Sequence[Any], Record, torch.Tensor]:
+        """Run the steps of a round. Returns the steps, ticks before the first and after each of
+        them, the round's record on the host, and the target's logits in text order."""
         rows, plan, state = self._rows, self._plan, self._rows.state
         self._drafts: list[tuple[int, list[int] | None]] = []  # (passes, tree nodes) by draft
         on_host = rows.on_host
@@ -381,7 +406,7 @@ class Engine:
             rows.pending.tail_has_statistics = True
         else:
             self._queue.begin(plan, rows, self.slots, self._planner.tree_size(plan))
-        tick, elapsed = self._clock
+        tick = self._clock.tick
         steps: list[Step | PlannedStep] = []
         outputs: Any = ()  # of the latest step
         ticks, level = [tick()], 0
@@ -404,23 +429,27 @@ class Engine:
         else:  # here the host waits for the round
             table, logits = outputs
             record = state.read(table)
+            for step, entries in zip(steps, record.entries, strict=False):
+                self._require_distributions(step.level, entries)
+            self._queue.end(plan, rows)
+        return steps, ticks, record, logits
+
+    def _count_steps(
+        self, steps: Sequence[Step | PlannedStep], ticks: Sequence[Any], record: Record
+    ) -> None:
+        """Add the steps of a round to the statistics, and the origins of its tokens to the rows."""
         if self.traces:
             numbers = [step.level for step in steps]
             for slot, row in enumerate(self.slots):
                 row.origins += origins(len(self.parts), numbers, record.entries, slot)
-        drafts, entries = iter(self._drafts), record.entries[0]
-        times = map(elapsed, ticks[1:], ticks)
+        drafts, times = iter(self._drafts), map(self._clock.elapsed, ticks[1:], ticks)
         for step, entries, spent in zip(steps, record.entries, times, strict=False):
-            if not on_host:
-                self._require_distributions(step.level, entries)
             if step.level < self._count:
                 self._recorder.verified(step.level - 1, entries, spent)
                 continue
+            on_host = self._rows.on_host
             passes, nodes = next(drafts) if on_host else self._planner.drafted(step, entries)
             self._recorder.drafted(entries, spent, passes, nodes)
-        if not on_host:
-            self._queue.end(plan, rows)
-        return entries, record, logits
 
     def _run_queued(self, step: PlannedStep) -> Outputs:
         rows, level = self._rows, step.level
@@ -433,23 +462,59 @@ class Engine:
 
     def _draft(self, step: Step) -> Outputs:
         """Draft tokens or trees with the drafter, and enter them in the rows."""
-        drafter, rows, level = self._drafter, self._rows, self._count
+        drafter, rows, plan = self._drafter, self._rows, step.plan
         assert drafter is not None
-        pending, plan, host, greedy = rows.pending, step.plan, step.host, rows.parameters.greedy
         before = drafter.num_forward_passes
-        self._at_work = level, step
-        passes, sent = None, step
-        runs: Sequence[list[int]] = ()
-        id_map, size = self.config.id_maps[-1], self.config.vocab_sizes[-2]
-        if self._applied is not None and host is not None:
-            runs = self._forced(host.lengths, size)
-        follows = self._passes is not None and host is not None and not any(runs)
+        self._at_work = self._count, step
+        forced: Sequence[list[int]] = ()
+        if self._applied is not None and step.host is not None:
+            forced = self._forced(step.host.lengths, self.config.vocab_sizes[-2])
+        states = None if rows.hidden is None else rows.hidden.states()
+        inputs = self._draft_input(step, drafter, states, any(forced))
+        if any(forced):
+            from .forced import draft_behind  # only grammars need the import
+
+            id_map = self.config.id_maps[-1]
+            block, drafts = draft_behind(drafter, inputs, forced, id_map, self._trees)
+        else:
+            block, drafts = drafter.draft(inputs), True
+        if self._trees or block.parents is not None:
+            self._append_tree(step, block)
+        self._at_work = None
+        if rows.hidden is not None and states is not None and drafts:
+            rows.hidden.forget(plan.part, rows.state.complete, states.counts)
+        tree = rows.pending.tree
+        if tree is None:
+            padding = rows.pending.padding(1) if step.tail and inputs.wants_rows else None
+            report = rows.state.report(step, block.tokens, block.counts, block.status, padding)
+        else:
+            report = rows.state.report(step, tree.longest, tree.depths, None, ends=False)
+        if report.status & ERROR_BITS:
+            self._require_distributions(self._count, report.entries)
+        if inputs.wants_rows:
+            self._append_rows(step, block, report)
+        if rows.on_host:
+            nodes = None if tree is None else tree.counts.tolist()
+            self._drafts.append((drafter.num_forward_passes - before, nodes))
+        return ()
+
+    def _draft_input(
+        self,
+        step: Step,
+        drafter: BatchedDrafter,
+        states: HiddenStates | None,
+        forced: bool,
+    ) -> DraftInput:
+        """Return the input of a draft, in captured passes if they serve the drafter."""
+        rows, host, passes, sent, level = self._rows, step.host, None, step, self._count
+        follows = self._passes is not None and host is not None and not forced
         if self._passes is not None and follows and self._passes.serves(drafter):
             passes, sent = self._passes, self._sent(step, drafter.device)
-        window = rows.hidden
-        states = None if window is None else window.states()
-        inputs = DraftInput(
-            self._ids(sent.input_ids, level),
+        ids = sent.input_ids
+        if ids.device != drafter.device or not self.config.id_maps[-1].reads_all:
+            ids = self._ids(ids, level)
+        return DraftInput(
+            ids,
             RowCounts(None if host is None else host.counts, sent.plan.counts),
             RowCounts(None if host is None else host.lengths, sent.plan.lengths),
             step.most,
@@ -457,53 +522,33 @@ class Engine:
             sent.plan.rounds,
             level,
             rows.parameters,
-            not greedy,
+            not rows.parameters.greedy,
             rows.requests,
-            rows=pending.tables.get(level - 1),
+            rows=rows.pending.tables.get(level - 1),
             eos=rows.eos,
             processors=self._applied,
             text=rows.text,
             hidden=states,
-            vocab_size=size,
+            vocab_size=self.config.vocab_sizes[-2],
             passes=passes,
         )
-        if any(runs):
-            from .forced import draft_behind  # only grammars need the import
 
-            block, drafts = draft_behind(drafter, inputs, runs, id_map, self._trees)
-        else:
-            block, drafts = drafter.draft(inputs), True
-        if self._trees or block.parents is not None:
-            if self._trees != (block.parents is not None):
-                form, actual = ("a tree", "a chain of tokens")[:: 1 if self._trees else -1]
-                raise ValueError(
-                    f"{self.config.names[-1]}: expected {form} from a drafter whose capabilities "
-                    f"have {'' if self._trees else 'no '}`trees`, given {actual}"
-                )
-            pending.append_tree(self.config.names[-1], block, step, size, self._checked)
-        self._at_work = None
-        if window is not None and states is not None and drafts:
-            if window.width:
-                window.forget(plan.part, states.counts)
-            else:  # the drafter reads no states of complete texts
-                window.forget(plan.part + rows.state.complete())
-        tree = pending.tree
-        if tree is None:
-            padding = pending.padding(1) if step.tail and not greedy else None
-            report = rows.state.report(step, block.tokens, block.counts, block.status, padding)
-        else:
-            report = rows.state.report(step, tree.longest, tree.depths, None, ends=False)
-        if report.status & ERROR_BITS:
-            self._require_distributions(level, report.entries)
-        if not greedy:
-            pending.tables[level - 1] = block.rows
-            if step.tail:
-                assert report.slots is not None
-                pending.append_tail(block.tokens, block.rows, report.slots, plan.of_tail, id_map)
-        if rows.on_host:
-            count = drafter.num_forward_passes - before
-            self._drafts.append((count, None if tree is None else tree.counts.tolist()))
-        return ()
+    def _append_tree(self, step: Step, block: DraftBlock) -> None:
+        if self._trees != (block.parents is not None):
+            form, actual = ("a tree", "a chain of tokens")[:: 1 if self._trees else -1]
+            raise ValueError(
+                f"{self.config.names[-1]}: expected {form} from a drafter whose capabilities "
+                f"have {'' if self._trees else 'no '}`trees`, given {actual}"
+            )
+        names, sizes = self.config.names, self.config.vocab_sizes
+        self._rows.pending.append_tree(names[-1], block, step, sizes[-2], self._checked)
+
+    def _append_rows(self, step: Step, block: DraftBlock, report: Report) -> None:
+        pending, id_map = self._rows.pending, self.config.id_maps[-1]
+        pending.tables[self._count - 1] = block.rows
+        if step.tail:
+            assert report.slots is not None
+            pending.append_tail(block.tokens, block.rows, report.slots, step.plan.of_tail, id_map)
 
     def _forced(self, lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
         """Return the tokens forced by a grammar in each row, at most the row's draft length."""
@@ -534,133 +579,197 @@ class Engine:
         """Verify the pending tokens or trees of a level, append its emitted tokens for the level
         above, and cut the caches. Returns the emitted tokens, their log-probabilities, and the
         level's logits in text order."""
-        config, rows, number, plan = self.config, self._rows, step.level, step.plan
-        level, state, pending = self._levels[number - 1], rows.state, rows.pending
-        parameters = rows.parameters
-        lowest = number == self._count - 1
-        layers = self._layers if number in self._gives_hidden else ()
-        tree = pending.tree if lowest and step.most else None
-        passes, sent, lag = self._passes if step.host is not None else None, step, step.lag
-        if passes is not None and passes.serves(level):
-            sent = self._sent(step, level.device)
-            lag = sent.lag
-        else:
-            passes = None
+        rows, number = self._rows, step.level
         self._at_work = number, step
-        if tree is None:
-            counts = first = None
-            if step.host is None or passes is not None or not step.host.last:
-                counts, first = sent.by_row("counts"), sent.by_row("first")
-            ids = self._ids(sent.input_ids, number)
-            block = InputBlock(ids, sent.most + 1, counts, first, None, layers)
-        else:
-            read = tree.read_after(step.input_ids, plan.counts, plan.lengths, lag)
-            block = InputBlock(
-                self._ids(read.tokens, number),
-                read.tokens.shape[1] - lag + 1,
-                RowCounts.read(read.counts, rows.on_host),
-                RowCounts.read(read.first, rows.on_host),
-                read.parents.to(level.device),
-                layers,
-                lag + step.most,
-            )
-        if passes is None:
-            logits, hidden, skipped = level.forward(block)
-        else:
-            logits, hidden, skipped = passes.forward(level, block)
-            sent = sent._replace(most=step.most, host=None)
-            logits = logits[:, : step.most + 1] if tree is None else logits
-        if tree is not None and read.places is not None:
-            logits = read.by_node(logits, read.places)
-        size, id_map = config.vocab_sizes[number - 1], config.id_maps[number - 1]
-        if id_map.drawn is not None:
-            logits = id_map.spread(logits[..., : id_map.entries_below(size)], size)
-        elif logits.shape[2] > size:  # drop ids that the level may not draw
-            logits = logits[..., :size]
-        unchanged = logits
+        tree = rows.pending.tree if number == self._count - 1 and step.most else None
+        read = self._read(step, tree)
         allowed = None
-        if self._applied is not None and not self._applied.only_masks:
-            logits = rows.process(self._applied, logits, step, tree)
-        elif self._applied is not None:
-            words = rows.allowed(self._applied, logits.shape, step, tree)
-            if number > 1 or self._observe is not None:  # others read these rows
-                logits = masked(logits, words)
-            else:
-                allowed = torch.from_numpy(words).to(logits.device)
-        if number > 1 and logits is not unchanged:
-            # If every id is forbidden, keep the logits: the target alone decides about dead ends.
-            logits = unchanged.where(logits.isneginf().all(-1, keepdim=True), logits)
-        device = logits.device
-        q = pending.take(number, device) if step.most and not parameters.greedy else None
+        if self._applied is not None:
+            logits, allowed = self._process(self._applied, step, tree, read.logits)
+            read = read._replace(logits=logits)
+        device, sent = read.logits.device, read.sent
         local = sent.plan if sent.table.device == device else sent.on(device)
-        entries = self._target_to_draft if lowest and q is not None else None
-        drawn = config.id_maps[-1].drawn
-        if q is not None and drawn is not None and q.logits.shape[2] > len(drawn):
-            entries = None  # the rows cover all ids
+        greedy = not step.most or rows.parameters.greedy
+        q = None if greedy else rows.pending.take(number, device)
         shared: dict[str, Any] = {
-            **parameters.on(device),
+            **rows.parameters.by_device[device],
             "position": local.positions,
             "level": number,
             "round": local.rounds,
-            "rule": config.rule,
-            "target_to_draft": entries,
+            "rule": self.config.rule,
+            "target_to_draft": None if q is None else self._entries_of_ids(number, q),
             "allowed": allowed,
         }
-        if tree is None:
+        paths = None
+        if tree is not None:
+            result, read, paths = self._verify_tree(tree, step, read, q, shared)
+        else:
             draft_logits, statistics = (None, None) if q is None else q
             if draft_logits is not None and draft_logits.shape[1] > step.most:
                 draft_logits = draft_logits[:, : step.most]
                 statistics = None if statistics is None else statistics[:, : step.most]
             shared |= {"draft_lengths": local.lengths, "draft_statistics": statistics}
-            result = config.operators.verify(logits, sent.pending(device), draft_logits, **shared)
-        else:
-            proposed, options = tree.proposal(q, step.most, device)
-            result = config.operators.verify_tree(logits, *proposed, **options, **shared)
-            path = result.path if read.places is None else read.placed(result.path)
-            logits, hidden = read.along(logits, hidden, result, path)
+            tokens = sent.pending
+            if tokens is None or device.type != "cpu":
+                tokens = sent.pending_on(device)
+            result = self.config.operators.verify(read.logits, tokens, draft_logits, **shared)
         self._at_work = None
-        padding = pending.padding(number - 1) if number > 1 and not parameters.greedy else None
-        emitted = result if passes is None else passes.read(result)
-        report = state.report(step, emitted.tokens, emitted.num_accepted, emitted.status, padding)
+        emitted = result if read.passes is None else read.passes.read(result)
+        self._hand_up(step, read, emitted, result.statistics, paths)
+        return emitted.tokens, emitted.logprobs, read.logits
+
+    def _read(self, step: Step, tree: PendingTree | None) -> Verified:
+        """Read the unread tokens and the pending tokens or trees of a step with its level."""
+        number, sent, passes, nodes = step.level, step, None, None
+        level = self._levels[number - 1]
+        layers = self._layers if number in self._gives_hidden else ()
+        if self._passes is not None and step.host is not None and self._passes.serves(level):
+            passes, sent = self._passes, self._sent(step, level.device)
+        ids = sent.input_ids
+        if tree is not None:
+            nodes, block = self._tree_block(tree, step, sent.lag, layers)
+        else:
+            counts = first = None
+            if step.host is None or passes is not None or not step.host.last:
+                counts, first = sent.by_row("counts"), sent.by_row("first")
+            if ids.device != level.device or not self.config.id_maps[number - 1].reads_all:
+                ids = self._ids(ids, number)
+            block = InputBlock(ids, sent.most + 1, counts, first, None, layers)
+        output = level.forward(block) if passes is None else passes.forward(level, block)
+        logits = output.logits
+        if passes is not None:
+            sent = sent._replace(most=step.most, host=None, pending=None)
+            logits = logits[:, : step.most + 1] if tree is None else logits
+        if nodes is not None and nodes.places is not None:
+            logits = nodes.by_node(logits, nodes.places)
+        size, id_map = self.config.vocab_sizes[number - 1], self.config.id_maps[number - 1]
+        if id_map.drawn is not None:
+            logits = id_map.spread(logits[..., : id_map.entries_below(size)], size)
+        elif logits.shape[2] > size:  # drop ids that the level may not draw
+            logits = logits[..., :size]
+        return Verified(sent, passes, nodes, logits, output.hidden, output.skipped)
+
+    def _tree_block(
+        self, tree: PendingTree, step: Step, lag: int, layers: tuple[int, ...]
+    ) -> tuple[TreePass, InputBlock]:
+        """Return the nodes of a tree after at most `lag` unread tokens, and the block of a level
+        that reads them."""
+        rows, number = self._rows, step.level
+        nodes = tree.read_after(step.input_ids, step.plan.counts, step.plan.lengths, lag)
+        return nodes, InputBlock(
+            self._ids(nodes.tokens, number),
+            nodes.tokens.shape[1] - lag + 1,
+            RowCounts.read(nodes.counts, rows.on_host),
+            RowCounts.read(nodes.first, rows.on_host),
+            nodes.parents.to(self._levels[number - 1].device),
+            layers,
+            lag + step.most,
+        )
+
+    def _process(
+        self,
+        processors: RequestProcessors,
+        step: Step,
+        tree: PendingTree | None,
+        logits: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the logits of a verification after the processors, and an allow-mask that remains
+        to be applied."""
+        rows, number, unchanged = self._rows, step.level, logits
+        if not processors.only_masks:
+            logits = rows.process(processors, logits, step, tree)
+        else:
+            words = rows.allowed(processors, logits.shape, step, tree)
+            if number > 1 or self._observe is not None:  # others read these rows
+                logits = masked(logits, words)
+            else:
+                return logits, torch.from_numpy(words).to(logits.device)
+        if number > 1 and logits is not unchanged:
+            # If every id is forbidden, keep the logits: the target alone decides about dead ends.
+            logits = unchanged.where(logits.isneginf().all(-1, keepdim=True), logits)
+        return logits, None
+
+    def _entries_of_ids(self, number: int, q: RowBuffer) -> torch.Tensor | None:
+        drawn = self.config.id_maps[-1].drawn
+        if number < self._count - 1 or (drawn is not None and q.logits.shape[2] > len(drawn)):
+            return None  # the rows cover all ids
+        return self._target_to_draft
+
+    def _verify_tree(
+        self,
+        tree: PendingTree,
+        step: Step,
+        read: Verified,
+        q: RowBuffer | None,
+        shared: dict[str, Any],
+    ) -> tuple[Any, Verified, dict[int, torch.Tensor]]:
+        """Verify the trees of a step. Returns the result, the pass in text order, and by level the
+        accepted path in its cache."""
+        nodes, logits = read.nodes, read.logits
+        assert nodes is not None
+        proposed, options = tree.proposal(q, step.most, logits.device)
+        result = self.config.operators.verify_tree(logits, *proposed, **options, **shared)
+        path = result.path if nodes.places is None else nodes.placed(result.path)
+        logits, hidden = nodes.along(logits, read.hidden, result, path)
+        paths = {step.level: path}
+        if self._keeps_paths:
+            paths[self._count] = result.path
+        return result, read._replace(logits=logits, hidden=hidden), paths
+
+    def _hand_up(
+        self,
+        step: Step,
+        read: Verified,
+        emitted: Any,
+        statistics: torch.Tensor,
+        paths: Mapping[int, torch.Tensor] | None,
+    ) -> None:
+        """Enter a verification in the state rows, append its rows for the level above, and cut the
+        caches from the step's level downwards; for a tree keep the path, by level."""
+        rows, number, pending = self._rows, step.level, self._rows.pending
+        sampled = number > 1 and not rows.parameters.greedy
+        padding = pending.padding(number - 1) if sampled else None
+        report = rows.state.report(
+            step, emitted.tokens, emitted.num_accepted, emitted.status, padding
+        )
         if report.status & ERROR_BITS:
             self._require_distributions(number, report.entries)
         if padding is not None:
             assert report.slots is not None
-            pending.append(number - 1, logits, result.statistics, report.slots, padding)
-        if rows.hidden is not None:
-            above = state.read_by(1) if number > 1 and 1 in self._gives_hidden else None
-            lengths = list(map(_KEPT[step.host is None], report.kept[:-1]))
-            rows.hidden.add_pass(plan, lengths, number, hidden, skipped, above)
-        if report.cut is None or report.cut or tree is not None:
-            paths = {} if tree is None else {number: path}
-            if tree is not None and self._keeps_paths:
-                paths[self._count] = result.path
-            self._rollback(step, report, paths)
-        return emitted.tokens, emitted.logprobs, logits
-
-    def _rollback(self, step: Step, report: Report, paths: Mapping[int, torch.Tensor]) -> None:
-        """Cut the caches from the step's level downwards; for a tree keep the path, by level."""
-        levels = self._plan.asked if report.cut is None else report.cut
+            pending.append(number - 1, read.logits, statistics, report.slots, padding)
         kept = _KEPT[step.host is None]
-        for number in sorted({*levels, *paths}) if paths else levels:
-            if number < step.level:
-                continue
-            member, lengths = self.parts[number - 1], kept(report.kept[number - 1])
-            self._at_work = number, None
-            path, positions = paths.get(number), step.plan.positions
-            if path is not None:
-                # Idle rows keep all tokens.
-                front = torch.minimum(positions, lengths.on(positions.device))
-                begin = RowCounts.read(front, lengths.host is not None)
-                left = cast(Any, member).keep_path(begin, path.to(member.device), lengths)
-            else:
-                left = member.rollback(lengths)
-            self._at_work = None
-            if lengths.host is not None and left is not lengths:
-                least = [min(int(n), most) for n, most in zip(left, lengths.host, strict=True)]
-                if least != list(lengths.host):
-                    self._rows.state.set_cached(number, least)
-                    self._rounds_left = 0
+        if rows.hidden is not None:
+            above = rows.state.read_by(1) if number > 1 and 1 in self._gives_hidden else None
+            verifying = list(map(kept, report.kept[:-1]))
+            rows.hidden.add_pass(step.plan, verifying, number, read.hidden, read.skipped, above)
+        levels = self._plan.asked if report.cut is None else report.cut
+        for level in levels if paths is None else sorted({*levels, *paths}):
+            if level >= number:
+                self._at_work = level, None
+                lengths = kept(report.kept[level - 1])
+                if paths is None or level not in paths:
+                    left = self.parts[level - 1].rollback(lengths)
+                else:
+                    left = self._keep_path(level, step.plan.positions, paths[level], lengths)
+                self._at_work = None
+                if left is not lengths and lengths.host is not None:
+                    self._note_cached(level, left, lengths.host)
+
+    def _keep_path(
+        self, level: int, positions: torch.Tensor, path: torch.Tensor, lengths: RowCounts
+    ) -> Sequence[int]:
+        member: Any = self.parts[level - 1]
+        # Idle rows keep all tokens.
+        front = torch.minimum(positions, lengths.on(positions.device))
+        begin = RowCounts.read(front, lengths.host is not None)
+        cached: Sequence[int] = member.keep_path(begin, path.to(member.device), lengths)
+        return cached
+
+    def _note_cached(self, level: int, left: Sequence[int], asked: Sequence[int]) -> None:
+        least = [min(int(n), most) for n, most in zip(left, asked, strict=True)]
+        if least != list(asked):
+            self._rows.state.set_cached(level, least)
+            self._rounds_left = 0
 
     # ---- commit ----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from ..stats import LevelStats, Stats
 from ..tensors import IdMap, MemoryKey, RowCounts, RowParameters, moved, on_device
 
 if TYPE_CHECKING:
-    from ..drafters.features import HiddenWindow
+    from ..drafters.features import HiddenRing, HiddenWindow
     from ..drafters.trees import PendingTree
 
 _CPU = torch.device("cpu")
@@ -116,6 +116,8 @@ class Step(NamedTuple):
         input_ids: ``[B, T]`` int64, tokens to read, left-aligned in each row.
         table: ``[7, B]`` int64; plan: its rows. The next step may overwrite them.
         host: the same as lists, if the host reads the rows.
+        pending: the tokens to verify among `input_ids`, ``[B, most]`` on the CPU, if the host reads
+            the rows.
         numbers: 1, 2, ... on the rows' device, if the host does not read the rows.
     """
 
@@ -126,7 +128,8 @@ class Step(NamedTuple):
     input_ids: torch.Tensor
     table: torch.Tensor
     plan: Plan
-    host: HostStep | None
+    host: HostStep | None = None
+    pending: torch.Tensor | None = None
     numbers: torch.Tensor | None = None
 
     def on(self, device: torch.device) -> Plan:
@@ -140,11 +143,10 @@ class Step(NamedTuple):
         host = None if self.host is None else getattr(self.host, name)
         return RowCounts(host, getattr(self.plan, name))
 
-    def pending(self, device: torch.device) -> torch.Tensor:
-        """Return the tokens to verify among `input_ids`, ``[B, most]`` on `device`."""
-        if self.host is not None:
-            tokens = torch.from_numpy(self.host.pending())
-            return tokens if tokens.device == device else tokens.to(device)
+    def pending_on(self, device: torch.device) -> torch.Tensor:
+        """Return `pending` on `device`."""
+        if self.pending is not None:
+            return self.pending.to(device)
         input_ids = moved(self.input_ids, device)
         numbers = self.numbers
         if numbers is None or numbers.device != device:
@@ -361,7 +363,10 @@ class StateRows:
         if due is None:  # every row is complete
             return None
         input_ids = torch.from_numpy(due.input_ids)
-        return Step(due.level, due.most, due.lag, due.tail, input_ids, self._table, self._plan, due)
+        pending = torch.from_numpy(due.pending()) if due.level < self.shape.levels else None
+        return Step(
+            due.level, due.most, due.lag, due.tail, input_ids, self._table, self._plan, due, pending
+        )
 
     def report(
         self,
@@ -586,7 +591,7 @@ class Rows:
         self.state.write(slots, before.state, tail)
         if before.hidden is not None:
             if not width or self.hidden is None or self.hidden.width < width:
-                self.hidden = type(before.hidden)(self.state.batch, self.state.device, width)
+                self.hidden = before.hidden.empty(self.state.batch, self.state.device, width)
             self.hidden.write(before.hidden)
         requests = [row.request for row in slots]
         self.parameters.write([r.sampling for r in requests], [r.seed for r in requests])
@@ -605,14 +610,15 @@ class Rows:
             torch.minimum(cached, hidden.begin, out=cached)
         input_ids, table = schedule.next_step(state.words, state.shape, level, width)
         plan = Plan._make(table.unbind())
-        return Step(level, most, width - most, tail, input_ids, table, plan, None, state.numbers)
+        numbers = state.numbers
+        return Step(level, most, width - most, tail, input_ids, table, plan, numbers=numbers)
 
     def select(self, keep: Sequence[int | None]) -> Rows:
         """Return rows with windows, cached lengths and hidden states of the rows `keep`, in that
         order; None: an empty row. Pending tokens are dropped."""
         rows = Rows(self.state.select(keep))
         if self.hidden is not None:
-            rows.hidden = type(self.hidden)(self.state.batch, _CPU)
+            rows.hidden = self.hidden.empty(self.state.batch, _CPU, 0)
             rows.hidden.write(self.hidden)
             rows.hidden.select(keep)
         return rows
@@ -679,6 +685,6 @@ class Rows:
             tensors += [tensor for tensor in pending.tree if tensor is not None]
         form: tuple[int | bool, ...] = (level == 1 and not pending.tail_has_statistics,)
         if self.hidden is not None and self.hidden.width and (level == levels or hidden):
-            tensors += self.hidden.tensors
+            tensors += cast("HiddenRing", self.hidden).tensors
             form = (*form, self.hidden.width)
         return MemoryKey(self, tensors, form)

@@ -316,31 +316,18 @@ def test_a_folder(tmp_path: Path) -> None:
         ps.Chain([str(tmp_path), "w4"], [3])
 
 
-# What of a packed model is fused, by the end of its classes' names; of heads that attention takes.
-FUSED = {
-    "lfm2": {"Attention": 1, "MLP": 2, "RMSNorm": 7},
-    "bamba": {"MLP": 2, "RMSNorm": 5},
-    "granitemoehybrid": {"RMSNorm": 5},
-    "jamba": {"MLP": 1, "RMSNorm": 8},
-    "kimi_linear": {"MLP": 2, "RMSNorm": 7},
-    "qwen3_next": {"MLP": 2},
-    "nemotron_h": {},
-    "mamba2": {},
-    "recurrent_gemma": {},
-    "zamba": {"RMSNorm": 5},
-}
+PACKED = [
+    "lfm2", "bamba", "granitemoehybrid", "jamba", "kimi_linear", "qwen3_next", "nemotron_h",
+    "mamba2", "recurrent_gemma", "zamba",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("family", FUSED)
+@pytest.mark.parametrize("family", PACKED)
 def test_packed_levels(family: str) -> None:
-    """Linear layers are packed and known parts fused; logits are those of the model."""
+    """Linear layers are packed; logits are those of the model."""
     level = made(family, pack=True)
     runs = list(level._runs.modules())
     assert not any(type(module) is torch.nn.Linear for module in runs)
-    names = [type(module).__name__ for module in runs]
-    fused = [name for name in names if name.startswith("Fused")]
-    found = {end: sum(name.endswith(end) for name in fused) for end in FUSED[family]}
-    assert (found, len(fused)) == (FUSED[family], sum(FUSED[family].values()))
     text = [5, 17, 80, 3, 3, 41, 9, 12, 33]
     level.prefill(PromptBatch(torch.tensor([text[:3]])))
     level.forward(InputBlock(torch.tensor([[1, 2, 3]]), 1))

@@ -129,8 +129,8 @@ FAULTS = (
     Fault(
         "runtime: a level returns to a checkpoint unnoticed",
         "polyspec_ext/runtime/engine.py",
-        "                if least != list(lengths.host):",
-        "                if not least:",
+        "        if least != list(asked):",
+        "        if not least:",
         (
             "python_tests/levels/test_recurrent.py::test_a_hugging_face_model_with_a_recurrent_state[[1, 3]-1.0]",
         ),
@@ -391,8 +391,8 @@ FAULTS = (
         ),
     ),
     Fault(
-        "tensors: status bits are lost as rows leave",
-        "polyspec_ext/tensors.py",
+        "kv_cache: status bits are lost as rows leave",
+        "polyspec_ext/kv_cache/lengths.py",
         "        self.status.copy_(status)\n",
         "",
         ("python_tests/kv_cache/test_rollback.py::test_bad_counts_set_a_status_and_keep_the_row",),
@@ -429,15 +429,16 @@ FAULTS = (
     Fault(
         "kv_cache: a mask of a few tokens shows a later one",
         "polyspec_ext/kv_cache/rollback.py",
-        "before = strip.shape[1] - _STRIP - base\n",
-        "before = strip.shape[1] - _STRIP - base - 1\n",
+        "before = self._strip.shape[1] - _STRIP - base\n",
+        "before = self._strip.shape[1] - _STRIP - base - 1\n",
         ("python_tests/levels/test_model_families.py::test_family[opt]",),
     ),
     Fault(
         "kv_cache: paths move where keys lay before",
-        "polyspec_ext/kv_cache/rollback.py",
-        "if self._together[0] != rows.moves:",
-        "if self._together[0] < 0:",
+        "polyspec_ext/kv_cache/layers.py",
+        "self.keys, self.values = self.keys[: len(chosen)], self.values[: len(chosen)]\n"
+        "            self.rows.memory.clear()",
+        "self.keys, self.values = self.keys[: len(chosen)], self.values[: len(chosen)]",
         ("python_tests/kv_cache/test_rollback.py::test_paths_move_where_keys_lie_now[leave]",),
     ),
     Fault(
@@ -1207,14 +1208,14 @@ FAULTS = (
     ),
     Fault(
         "policies: every request of a batch changes the drafter",
-        "polyspec_ext/policies/drafter_choice.py",
+        "polyspec_ext/policies/adaptive.py",
         "        return report.request == self._first\n",
         "        return True\n",
         ("python_tests/drafters/test_switching.py::test_rows_of_a_round_have_one_drafter",),
     ),
     Fault(
         "policies: a drafter that was never tried is not preferred",
-        "polyspec_ext/policies/drafter_choice.py",
+        "polyspec_ext/policies/adaptive.py",
         "if rounds >= 1e-3 else math.inf",
         "if rounds >= 1e-3 else 0.0",
         (

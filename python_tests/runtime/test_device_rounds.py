@@ -13,7 +13,8 @@ from device_rounds import Unseeing, counted, same, same_without_the_host, watche
 from recorder import WatchedGraphs
 
 import polyspec_ext as ps
-from polyspec_ext.tensors import MemoryKey, RowCounts, RowLengths
+from polyspec_ext.kv_cache.lengths import RowLengths
+from polyspec_ext.tensors import MemoryKey, RowCounts
 
 
 def chains(window: list[int], **options: Any) -> tuple[ps.Chain, ps.Chain]:

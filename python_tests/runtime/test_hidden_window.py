@@ -7,11 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyspec_ext.drafters.features import HiddenWindow
+from polyspec_ext.drafters.features import HiddenRing, HiddenWindow
 
 LAYER = 2
 CPU = torch.device("cpu")
 WIDTH = 8
+
+
+def empty(width: int) -> HiddenWindow:
+    return HiddenWindow(2, CPU).empty(2, CPU, width)
 
 
 def states(begins: Sequence[int], level: int, tokens: int) -> dict[int, torch.Tensor]:
@@ -41,7 +45,7 @@ step = st.tuples(
 @given(st.lists(step, max_size=12))
 def test_a_window_has_the_latest_state_of_every_token(width: int, steps: list[tuple]) -> None:
     """A pass keeps what it has skipped; `write` copies into a window of the other kind."""
-    window, other = HiddenWindow(2, CPU, width), HiddenWindow(2, CPU, WIDTH - width)
+    window, other = empty(width), empty(WIDTH - width)
     rows: list[dict[int, float]] = [{}, {}]
     ends = [0, 0]
     for level, (kind, numbers) in enumerate(steps):
@@ -64,7 +68,8 @@ def test_a_window_has_the_latest_state_of_every_token(width: int, steps: list[tu
             some = torch.tensor(skipped) if any(skipped) else None
             window.add(made, torch.tensor(begins), torch.tensor(counts), some)
         elif kind == "forget":
-            window.forget(torch.tensor([number[0] % 2 for number in numbers]))
+            part = torch.tensor([number[0] % 2 for number in numbers])
+            window.forget(part, lambda: torch.zeros(2, dtype=torch.bool), window.counts)
             rows = [{} if number[0] % 2 else own for own, number in zip(rows, numbers, strict=True)]
         elif kind == "cut":
             ends = [max(end - number[0], 0) for end, number in zip(ends, numbers, strict=True)]
@@ -89,7 +94,7 @@ def test_a_window_has_the_latest_state_of_every_token(width: int, steps: list[tu
 
 @pytest.mark.parametrize("width", [0, WIDTH])
 def test_states_of_two_types_are_not_rounded(width: int) -> None:
-    window = HiddenWindow(2, CPU, width)
+    window = empty(width)
     made = states([4, 4], 1, 2)
     window.add(made, torch.tensor([4, 4]), torch.tensor([2, 2]))
     half = {LAYER: torch.full((2, 1, 3), 0.5, dtype=torch.float16)}
@@ -101,7 +106,7 @@ def test_states_of_two_types_are_not_rounded(width: int) -> None:
 
 
 def test_a_window_of_some_width_stays_at_its_address() -> None:
-    window = HiddenWindow(2, CPU, WIDTH)
+    window = HiddenRing(2, CPU, WIDTH)
     window.add(states([0, 0], 1, 2), torch.tensor([0, 0]), torch.tensor([2, 1]))
     addresses = [own.data_ptr() for own in window.tensors]
     window.add(states([2, 1], 1, 2), torch.tensor([2, 1]), torch.tensor([1, 0]))
