@@ -6,20 +6,9 @@ import importlib
 import itertools
 from typing import TYPE_CHECKING, Any
 
-import torch  # before _C: it loads the libraries that _C needs
-
-try:
-    from polyspec_ext import _C
-except ImportError as error:
-    raise ImportError(
-        f"the compiled part of polyspec_ext is missing or does not load ({error}); build it with: "
-        "pip install --no-build-isolation -e ."
-    ) from error
-
-from polyspec_ext import ops as ops
-from polyspec_ext import policies as policies
-
 if TYPE_CHECKING:
+    from polyspec_ext import ops as ops
+    from polyspec_ext import policies as policies
     from polyspec_ext import tiny as tiny
     from polyspec_ext.chain import Chain as Chain
     from polyspec_ext.drafters import Context as Context
@@ -72,8 +61,10 @@ if TYPE_CHECKING:
     from polyspec_ext.serving import Server as Server
     from polyspec_ext.serving import ServerFull as ServerFull
 
+    __version__: str
+
 # Public names by module, which is imported at the first use of a name: most modules import
-# transformers, which the operators do not need.
+# transformers, which the operators do not need, and the command line's help needs no torch.
 _NAMES = {
     "chain": ("Chain",),
     "drafters": ("Context", "DraftModel", "Drafter", "Proposal"),
@@ -104,13 +95,25 @@ _NAMES = {
 
 _MODULES = ("ops", "policies", "tiny")
 
-__version__ = str(_C.build_info()["version"])
 __all__ = sorted([*_MODULES, *itertools.chain.from_iterable(_NAMES.values())])
 
-del torch
+
+def _compiled() -> Any:
+    importlib.import_module("torch")  # loads the libraries that _C needs
+    try:
+        return importlib.import_module(f"{__name__}._C")
+    except ImportError as error:
+        raise ImportError(
+            f"the compiled part of polyspec_ext is missing or does not load ({error}); build it "
+            "with: pip install --no-build-isolation -e ."
+        ) from error
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_C":
+        return _compiled()
+    if name == "__version__":
+        return str(_compiled().build_info()["version"])
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     for module, names in _NAMES.items():

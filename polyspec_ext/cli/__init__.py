@@ -13,26 +13,19 @@ import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from importlib import metadata
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from . import options
 
-# Commands that define their options in their module.
-_OTHERS = ("plan", "serve")
+API_KEY = "POLYSPEC_API_KEY"  # variable of the environment
 BAD_INPUT = 2
 INTERRUPTED = 128 + 2  # as a shell shows SIGINT
 READER_LEFT = 128 + 13  # and SIGPIPE
 
 
-def make_parser(command: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the command line.
-
-    Args:
-        command: the command to parse; the parser has its options alone. None: all.
-    """
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     script = Path(sys.argv[0]).name if sys.argv else ""
     parser = options.Parser(
         prog=script if script == "polyspec" else "python -m polyspec_ext",
@@ -62,9 +55,23 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
             "the context has no room are left out, the oldest first.",
         )
     )
-    if command not in commands.choices:
-        for name in _OTHERS:
-            importlib.import_module(f".{name}", __package__).add_command(commands)
+    _add_plan(
+        commands.add_parser(
+            "plan",
+            help="which chain of models decodes your prompts fastest on this machine",
+            description="Measure levels and acceptances on prompts, predict every chain of them by "
+            "the renewal model, and recommend one, or none. Without --target: the shipped models.",
+        )
+    )
+    _add_serve(
+        commands.add_parser(
+            "serve",
+            help="an endpoint with OpenAI's API, and a page to chat on",
+            description="Answer requests of OpenAI's completions and chat completions API with a "
+            "chain. A page to chat on is at /, metrics for Prometheus are at /metrics. SIGTERM and "
+            "Ctrl-C finish what runs, a second time end at once.",
+        )
+    )
     return parser
 
 
@@ -94,6 +101,87 @@ def _add_chat(sub: argparse.ArgumentParser) -> None:
     sub.set_defaults(run=partial(_later, "chat"))
 
 
+def _add_plan(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "prompt",
+        nargs="*",
+        type=options.prompt,
+        help="text, read as by generate (default: six built-in questions)",
+    )
+    options.share(sub, "--raw")
+    models = sub.add_argument_group("models")
+    models.add_argument("--target", metavar="MODEL", help="model directory or id")
+    models.add_argument(
+        "--draft",
+        metavar="MODEL",
+        action="append",
+        default=[],
+        help="a smaller model, or a drafter's word, as 'prompt-lookup' or 'suffix'; may be "
+        "repeated, the plan chooses among them",
+    )
+    options.add_flag(
+        models,
+        "--only",
+        "plan with these alone, and not with 4-bit copies of them, drafts with fewer ids, prompt "
+        "lookup and suffixes as well",
+    )
+    models.add_argument(
+        "--pack", choices=tuple(options.SWITCHES), default="auto", help="(default: %(default)s)"
+    )
+    group = sub.add_argument_group("requests")
+    options.add(group, "--max-new-tokens", options.integer(2), 128, "N")
+    options.add(group, "--batch", options.COUNT, 1, "B")
+    options.share(group, "--temperature")
+    options.add(group, "--top-k", options.COUNT_OR_NONE, 0, "K")
+    options.add(group, "--top-p", options.SHARE, 1.0, "P")
+    options.add(group, "--min-p", options.SHARE, 0.0, "P")
+    options.share(group, "--seed")
+    work = sub.add_argument_group("measurement")
+    options.add(work, "--seconds", options.number(0), 40.0, "S", "that measuring may take")
+    text = "run the recommendation, the runners-up and plain decoding, and recommend the fastest"
+    options.add_flag(work, "--verify", text)
+    options.add_count(work, "--repeats", 3, "of runs")
+    options.share(work, "--threads", "--measure-again")
+    options.add_flag(sub, "--json", "one JSON object instead of tables")
+    options.add_flag(sub, "--verbose", "also rates of decoding and the measurements")
+    sub.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write the recommended chain, for --chain of generate and chat and Chain.from_plan",
+    )
+    sub.set_defaults(run=partial(_later, "plan"))
+
+
+def _add_serve(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("model", nargs="?", metavar="TARGET", help="as --target")
+    group = sub.add_argument_group("server")
+    several: dict[str, Any] = {"action": "append", "default": []}
+    for name, metavar, extra, about in (
+        ("--host", "ADDRESS", {"default": "127.0.0.1"}, "to listen at (default: %(default)s)"),
+        ("--port", "N", {"type": options.integer(0, 65535), "default": 8000}, "0: a free one "
+         "(default: %(default)s)"),
+        ("--api-key", "KEY", {}, "that clients show as a bearer token (default: "
+         f"{API_KEY} of the environment, or none)"),
+        ("--allow-host", "NAME", several, "beside localhost, a name by which clients may ask for a "
+         "server that listens at a loopback address, as behind a proxy; may be repeated"),
+        ("--name", "NAME", {}, "of the model (default: the target's, without its folder)"),
+        ("--max-tokens", "N", {"type": options.COUNT}, "of prompts and answers that run, together "
+         "(default: as many as the slots take)"),
+        ("--max-prompt", "N", {"type": options.COUNT}, "tokens (default: the context)"),
+    ):  # fmt: skip
+        group.add_argument(name, metavar=metavar, help=about, **extra)
+    options.add_count(group, "--slots", 8, "requests that run at a time")
+    options.add(group, "--max-waiting", options.COUNT_OR_NONE, 256, "N", "requests that wait")
+    text = "of texts whose keys and values are kept for prompts that begin alike"
+    options.add(group, "--cache-tokens", options.COUNT_OR_NONE, 16384, "N", text)
+    options.add_count(group, "--max-body", 2 * 2**20, "bytes of a request")
+    options.add(group, "--timeout", options.number(0), 600.0, "S", "seconds of a request")
+    options.add_flag(group, "--verbose", "a line for each request on stderr")
+    options.add_chain_options(sub)
+    sub.set_defaults(run=partial(_later, "serve"))
+
+
 def _later(command: str, args: argparse.Namespace) -> int:
     status: int = importlib.import_module(f".{command}", __package__).run(args)
     return status
@@ -109,19 +197,16 @@ class _Version(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        from .. import __version__, has_cuda
+        from importlib import metadata
 
-        parts = [f"torch {torch.__version__}", f"transformers {metadata.version('transformers')}"]
-        parts.append("CUDA device" if has_cuda() else "CPU only")
-        print(f"polyspec_ext {__version__} ({', '.join(parts)})")
+        ours, *others = map(metadata.version, ("polyspec_ext", "torch", "transformers"))
+        print(f"polyspec_ext {ours} (torch {others[0]}, transformers {others[1]})")
         parser.exit()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status. Bad input: a line on stderr and status 2."""
-    words = sys.argv[1:] if arguments is None else arguments
-    command = next((word for word in words if not word.startswith("-")), None)
-    return run_command(make_parser(command), arguments)
+    return run_command(make_parser(), arguments)
 
 
 # ---- running -------------------------------------------------------------------------------------
@@ -165,6 +250,8 @@ def _run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> in
         raise
     try:
         if getattr(args, "threads", None):
+            import torch
+
             torch.set_num_threads(args.threads)
         status: int = args.run(args)
     except BrokenPipeError:

@@ -6,7 +6,6 @@ import argparse
 import json
 import shlex
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from .. import columns, processor, progress, tiny
@@ -15,65 +14,6 @@ from ..planning.planner import Plan, plan
 from ..planning.store import default_store
 from . import options
 from .generate import require_text, tokenizer_of
-
-
-def add_command(commands: Any) -> None:
-    """Add ``plan`` to the subcommands of a parser."""
-    sub = commands.add_parser(
-        "plan",
-        help="which chain of models decodes your prompts fastest on this machine",
-        description="Measure levels and acceptances on prompts, predict every chain of them by the "
-        "renewal model, and recommend one, or none. Without --target: the shipped models.",
-    )
-    sub.add_argument(
-        "prompt",
-        nargs="*",
-        type=options.prompt,
-        help="text, read as by generate (default: six built-in questions)",
-    )
-    options.share(sub, "--raw")
-    models = sub.add_argument_group("models")
-    models.add_argument("--target", metavar="MODEL", help="model directory or id")
-    models.add_argument(
-        "--draft",
-        metavar="MODEL",
-        action="append",
-        default=[],
-        help="a smaller model, or a drafter's word, as 'prompt-lookup' or 'suffix'; may be "
-        "repeated, the plan chooses among them",
-    )
-    options.add_flag(
-        models,
-        "--only",
-        "plan with these alone, and not with 4-bit copies of them, drafts with fewer ids, prompt "
-        "lookup and suffixes as well",
-    )
-    models.add_argument(
-        "--pack", choices=tuple(options.SWITCHES), default="auto", help="(default: %(default)s)"
-    )
-    group = sub.add_argument_group("requests")
-    options.add(group, "--max-new-tokens", options.integer(2), 128, "N")
-    options.add(group, "--batch", options.COUNT, 1, "B")
-    options.share(group, "--temperature")
-    options.add(group, "--top-k", options.COUNT_OR_NONE, 0, "K")
-    options.add(group, "--top-p", options.SHARE, 1.0, "P")
-    options.add(group, "--min-p", options.SHARE, 0.0, "P")
-    options.share(group, "--seed")
-    work = sub.add_argument_group("measurement")
-    options.add(work, "--seconds", options.number(0), 40.0, "S", "that measuring may take")
-    text = "run the recommendation, the runners-up and plain decoding, and recommend the fastest"
-    options.add_flag(work, "--verify", text)
-    options.add_count(work, "--repeats", 3, "of runs")
-    options.share(work, "--threads", "--measure-again")
-    options.add_flag(sub, "--json", "one JSON object instead of tables")
-    options.add_flag(sub, "--verbose", "also rates of decoding and the measurements")
-    sub.add_argument(
-        "--save",
-        type=Path,
-        metavar="FILE",
-        help="write the recommended chain, for --chain of generate and chat and Chain.from_plan",
-    )
-    sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

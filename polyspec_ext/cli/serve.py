@@ -10,49 +10,11 @@ import socket
 import sys
 from typing import Any
 
-from . import options
+from . import API_KEY
 
-_KEY = "POLYSPEC_API_KEY"
 _HEAD_SECONDS = 10.0  # limit for the headers of a request
 _FLUSH_SECONDS = 5  # limit for clients to read answers when the server ends
 _UNREAD_SECONDS = 60  # limit for a client that reads nothing
-
-
-def add_command(commands: Any) -> None:
-    """Add ``serve`` to the subcommands of a parser."""
-    sub = commands.add_parser(
-        "serve",
-        help="an endpoint with OpenAI's API, and a page to chat on",
-        description="Answer requests of OpenAI's completions and chat completions API with a "
-        "chain. A page to chat on is at /, metrics for Prometheus are at /metrics. SIGTERM and "
-        "Ctrl-C finish what runs, a second time end at once.",
-    )
-    sub.add_argument("model", nargs="?", metavar="TARGET", help="as --target")
-    group = sub.add_argument_group("server")
-    several: dict[str, Any] = {"action": "append", "default": []}
-    for name, metavar, extra, about in (
-        ("--host", "ADDRESS", {"default": "127.0.0.1"}, "to listen at (default: %(default)s)"),
-        ("--port", "N", {"type": options.integer(0, 65535), "default": 8000}, "0: a free one "
-         "(default: %(default)s)"),
-        ("--api-key", "KEY", {}, "that clients show as a bearer token (default: "
-         f"{_KEY} of the environment, or none)"),
-        ("--allow-host", "NAME", several, "beside localhost, a name by which clients may ask for a "
-         "server that listens at a loopback address, as behind a proxy; may be repeated"),
-        ("--name", "NAME", {}, "of the model (default: the target's, without its folder)"),
-        ("--max-tokens", "N", {"type": options.COUNT}, "of prompts and answers that run, together "
-         "(default: as many as the slots take)"),
-        ("--max-prompt", "N", {"type": options.COUNT}, "tokens (default: the context)"),
-    ):  # fmt: skip
-        group.add_argument(name, metavar=metavar, help=about, **extra)
-    options.add_count(group, "--slots", 8, "requests that run at a time")
-    options.add(group, "--max-waiting", options.COUNT_OR_NONE, 256, "N", "requests that wait")
-    text = "of texts whose keys and values are kept for prompts that begin alike"
-    options.add(group, "--cache-tokens", options.COUNT_OR_NONE, 16384, "N", text)
-    options.add_count(group, "--max-body", 2 * 2**20, "bytes of a request")
-    options.add(group, "--timeout", options.number(0), 600.0, "S", "seconds of a request")
-    options.add_flag(group, "--verbose", "a line for each request on stderr")
-    options.add_chain_options(sub)
-    sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,9 +30,9 @@ def run(args: argparse.Namespace) -> int:
         require_extra()
     except ImportError as error:
         raise RuntimeError(str(error)) from error
-    key = os.environ.get(_KEY) if args.api_key is None else args.api_key
+    key = os.environ.get(API_KEY) if args.api_key is None else args.api_key
     if key is not None and not key.strip():
-        name = "api_key" if args.api_key is not None else _KEY
+        name = "api_key" if args.api_key is not None else API_KEY
         raise ValueError(f"{name}: expected at least 1 character, given none: set it or remove it")
     hosts = None
     if _is_loopback(args.host):
