@@ -150,7 +150,8 @@ set_tests_properties(cuda_on_cpu.races PROPERTIES ENVIRONMENT "TSAN_OPTIONS=${sa
 
 # One fault of each kind and kernel: races, fences, bounds. POLYSPEC_ALL_TESTS builds all.
 set(planted_always cta_slots_not_doubled record_without_fence one_vector_more marks_left squares_not_awaited
-                   padding_appended keys_overwritten one_key_more chunk_not_awaited output_tail_not_masked)
+                   padding_appended keys_overwritten one_key_more chunk_not_awaited output_tail_not_masked
+                   stream_not_awaited stage_overwritten)
 
 # polyspec_plant(<name> <file of csrc/src> <text> <in its place> <what is to be said> [<kernels> <calls>]): a program of
 # which one source has the fault, and a test of so many random calls that passes when it is found. The source is that of
@@ -245,3 +246,27 @@ polyspec_plant(slices_not_skipped cuda/int4.cu "chunk : chunk + between" "chunk 
 polyspec_plant(upper_sums_not_awaited cuda/int4.cu "  __syncthreads();  // the upper slices' sums are there\n" "" "data race"
                int4 20)
 polyspec_plant(lower_sums_not_awaited cuda/int4.cu "  __syncthreads();  // and the lower ones'\n" "" "data race" int4 20)
+# Streamed weights.
+set(stream cuda/int4_stream.cuh)
+set(wrong "data race|int4 case|deadlock|bulk copies|SEGV")
+polyspec_plant(stream_not_awaited ${stream} "    wait_for_phase(barrier_, parity_);\n" "" "${wrong}" int4 20)
+polyspec_plant(stream_of_the_other_phase ${stream} "wait_for_phase(barrier_, parity_)" "wait_for_phase(barrier_, parity_ ^ 1)"
+               "${wrong}" int4 20)
+polyspec_plant(phase_not_turned ${stream} "      parity_ ^= 1;\n" "" "${wrong}" int4 20)
+polyspec_plant(stage_overwritten ${stream} "    __syncwarp();  // all lanes have read the stage\n" "" "${wrong}" int4 20)
+polyspec_plant(stage_copied_too_early ${stream} "    wait_for_phase(barrier_, parity_);\n"
+               "    wait_for_phase(barrier_, parity_);\n    __syncwarp();\n    load(at_, barrier_);\n" "${wrong}" int4 20)
+polyspec_plant(next_tile_not_found ${stream} "    from_ += jump_;\n" "" "${wrong}" int4 20)
+polyspec_plant(last_group_multiplied_twice ${stream} "        if (i >= left) break;\n" "" "${wrong}" int4 40)
+polyspec_plant(activations_not_awaited ${stream} "    __syncthreads();  // the activations are there\n" "" "data race" int4 20)
+polyspec_plant(sums_of_activations_not_awaited ${stream} "  __syncthreads();  // the sums of activations are there\n" ""
+               "data race" int4 20)
+polyspec_plant(streamed_sums_not_doubled ${stream} "turn ^= 1" "turn ^= 0" "data race|int4 case" int4 40)
+polyspec_plant(streamed_sums_not_awaited ${stream}
+               "      __syncthreads();  // the sums are there, and those of the tile before last are read\n" "" "data race" int4 20)
+polyspec_plant(streams_leave_early ${stream} "if (ctas > 1) {  // no CTA leaves" "if (ctas > 8) {  // no CTA leaves"
+               "has ended|${wrong}" int4 40)
+polyspec_plant(streamed_tokens_not_masked ${stream} "lane / 4 < p.tokens ? 16 : 0" "lane / 4 < p.tokens + 64 ? 16 : 0" "SEGV|int4 case"
+               int4 40)
+polyspec_plant(streamed_outputs_not_masked ${stream} "token < p.tokens && output < p.shape.outputs" "token < p.tokens"
+               "${wrong}" int4 40)

@@ -65,7 +65,11 @@ LAYERS = {
     },
     # (Tiles that are copied ahead are more code, and a third less time on an H200.)
     "attention": {"attention_kernel": 77.5, "merge_kernel": 7.75},
-    "int4": {"int4_product_kernel": 20.5, "int4_pack_kernel": 9.75},
+    "int4": {
+        "int4_product_kernel": 20.5,
+        "int4_stream_kernel": 26.5,
+        "int4_pack_kernel": 9.75,
+    },
 }
 
 
@@ -271,19 +275,41 @@ INT4_BUDGET = {
 }
 
 
-def test_instructions_per_weight(tmp_path: Path) -> None:
+# Of streamed weights, by tiles of 8 tokens: the most instructions per weight.
+STREAM_BUDGET = {1: 1.8, 2: 2.1}
+
+
+@pytest.fixture(scope="module")
+def int4_listing(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return listing_of("src/cuda/int4.cu", tmp_path_factory.mktemp("int4"))
+
+
+def hot_products(code: list[str], products: int) -> list[str]:
+    """Return the shortest loop with so many products of matrices."""
+    loops = (code[begin : end + 1] for begin, end in loops_of(code))
+    return min((loop for loop in loops if sum("HMMA" in x for x in loop) == products), key=len)
+
+
+@pytest.mark.parametrize("tokens", STREAM_BUDGET)
+def test_instructions_per_streamed_weight(tokens: int, int4_listing: str) -> None:
+    form = f"int4_stream_kernelIN.*8BFloat16ELi{tokens}ELi4E"
+    (code,) = (code for symbol, code in instructions(int4_listing) if re.search(form, symbol))
+    groups, chunks = 2, 4
+    loop = hot_products(code, groups * chunks * 4 * tokens)
+    assert not any(re.search(r"\b(LDL|STL|LDG|LDGSTS|BAR)\b", x) for x in loop)
+    assert sum("UBLKCP" in x for x in loop) == 1  # one copy for a warp
+    count = sum(x[-1] != ":" for x in loop) / (groups * chunks * 32)
+    assert count <= STREAM_BUDGET[tokens], f"{count:.2f} instructions per weight"
+
+
+def test_instructions_per_weight(int4_listing: str) -> None:
     found = {}
-    for symbol, code in instructions(listing_of("src/cuda/int4.cu", tmp_path)):
+    for symbol, code in instructions(int4_listing):
         form = re.search(r"int4_product_kernelIN.*8BFloat16ELi(\d)ELi(\d)ELi(\d)E", symbol)
         if form is None:
             continue
         tiles, tokens, sharers = map(int, form.groups())
-        begin, end = min(
-            (loop for loop in loops_of(code) if any("HMMA" in x for x in code[slice(*loop)])),
-            key=lambda loop: loop[1] - loop[0],
-        )
-        loop = code[begin : end + 1]
-        assert sum("HMMA" in x for x in loop) == (2 * tiles * 2 + 2) * tokens
+        loop = hot_products(code, (2 * tiles * 2 + 2) * tokens)
         # A vector of each tile a lane, by one of the sharers: half a byte for each weight.
         assert sum("LDGSTS.E.BYPASS.128" in x for x in loop) == tiles // sharers + tokens
         assert sum("LDG.E.128" in x for x in loop) == tiles  # scales, once a group

@@ -33,10 +33,12 @@ bool current_device_runs_kernels() {
 
 std::atomic<int> forced_ctas{0};
 std::atomic<int> forced_groups{-1};
+std::atomic<int> forced_memory{0};
 
-void force_shape(int ctas, int groups) {
+void force_shape(int ctas, int groups, int shared_memory) {
   forced_ctas.store(ctas, std::memory_order_relaxed);
   forced_groups.store(groups, std::memory_order_relaxed);
+  forced_memory.store(shared_memory, std::memory_order_relaxed);
 }
 
 void note_active_clusters(const char* kernel, int ctas, int clusters) {
@@ -63,13 +65,14 @@ bool is_capturing(const Stream& stream) {
 }
 
 DeviceShape current_device() {
-  static std::atomic<int> known[kMostDevices];  // multiprocessors * 2 + clusters; 0: not asked yet
+  // Multiprocessors * 2 + clusters, and bytes of shared memory; 0: not asked yet.
+  static std::atomic<int> known[kMostDevices], shared[kMostDevices];
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices) {
     cudaGetLastError();
     return {};
   }
-  int shape = known[device].load(std::memory_order_relaxed);
+  int shape = known[device].load(std::memory_order_acquire);
   if (shape == 0) {
     int multiprocessors = 1;
     int clusters = 0;
@@ -79,10 +82,17 @@ DeviceShape current_device() {
       cudaGetLastError();
       clusters = 0;
     }
+    int bytes = 0;
+    if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
+        cudaSuccess) {
+      cudaGetLastError();
+      bytes = 0;
+    }
+    shared[device].store(bytes, std::memory_order_relaxed);
     shape = multiprocessors * 2 + (clusters != 0);
-    known[device].store(shape, std::memory_order_relaxed);
+    known[device].store(shape, std::memory_order_release);
   }
-  return {device, shape / 2, shape % 2 != 0};
+  return {device, shape / 2, shape % 2 != 0, shared[device].load(std::memory_order_relaxed)};
 }
 
 Result verify(const VerifyParams& params, const Stream& stream) {

@@ -1,4 +1,6 @@
-// The product of a few tokens with 4-bit weights on the tensor cores.
+// The product of a few tokens with 4-bit weights on the tensor cores. What follows is the kernel
+// for more than 16 tokens, and for fewer where weights cannot be streamed (int4_stream.cuh):
+// devices without bulk copies, and activations that leave no room.
 //
 // A CTA has 32 or 64 outputs and all inputs, in eight slices of whole groups. Weights and
 // activations come in chunks of 32 inputs by asynchronous copies, several chunks ahead. Up to 32
@@ -6,60 +8,18 @@
 // the loop has no barrier. Of more tokens two warps have 32 each and share a slice, whose weights
 // each copies half of: four slices at a time, so that the weights are read once for 64 tokens.
 //
-// A number q becomes 1 + q / 16, which is its bits behind those of 1. A warp sums
-//   u = sum x (1 + q / 16)   and   v = sum x
-// of a group on the tensor cores, v with a matrix of ones, and adds to its outputs
-//   16 scale u + (zero - 24 scale) v  =  sum x ((q - 8) scale + zero).
-// So weights are exact, and a scale is applied once for a group.
-//
 // A row of y is summed in this order whatever rows stand beside it: inputs of a slice in ascending
 // chunks, then the slices, 0 to 3 each after the slice four above was added to it.
 #include "core/convert.hpp"
-#include "core/int4_tiles.hpp"
-#include "cuda/int4.hpp"
-#include "cuda/tensor_core.cuh"
+#include "cuda/int4_stream.cuh"
+#include "cuda/launch.cuh"
 
 namespace polyspec::cuda {
 namespace {
 
-using core::BFloat16;
-using core::Float16;
-using core::Int4Tiles;
-using core::kTileInputs;
-using core::kTileOutputs;
-
-constexpr int kWarp = 32, kWarps = 8, kThreads = kWarp * kWarps;
 constexpr int kPackThreads = 256;
-constexpr int kTokenTile = 8;              // tokens of an instruction
 constexpr int64_t kWideOutputs = 1 << 13;  // from there on CTAs have 64: 128 of them at least
 constexpr int64_t kMaxGrid = 0x7fffffff;
-
-struct alignas(16) Vector {
-  uint32_t words[4];
-};
-static_assert(sizeof(Vector) == core::kVectorBytes, "16 bytes");
-
-// Numbers of a type behind the bits of 1: a pair of them, and where its upper four bits of a
-// fraction are.
-template <class T>
-struct Bits;
-template <>
-struct Bits<BFloat16> {
-  static constexpr uint32_t kUnits = 0x3f803f80u, kMask = 0x00780078u;
-  static constexpr int kLeft = 3;
-};
-template <>
-struct Bits<Float16> {
-  static constexpr uint32_t kUnits = 0x3c003c00u, kMask = 0x03c003c0u;
-  static constexpr int kLeft = 6;
-};
-
-// 1 + q / 16 of number `i` in each half of a word.
-template <class T>
-__device__ __forceinline__ uint32_t weights_of(uint32_t word, int i) {
-  const int left = Bits<T>::kLeft - 4 * i;
-  return masked(left >= 0 ? word << left : word >> -left, Bits<T>::kMask, Bits<T>::kUnits);
-}
 
 // One chunk of a slice: a vector of each lane for each tile of outputs, and of tokens for each of
 // `kSharers` warps.
@@ -96,71 +56,6 @@ struct Int4Shared {
     return *reinterpret_cast<Sum*>(bytes + sizeof(Sum) * i);
   }
 };
-
-// What a lane has of sums over inputs: of two matrices of 16 outputs for each tile.
-template <int kTiles, int kTokenTiles>
-struct Sums {
-  float of[2 * kTiles][kTokenTiles][4] = {};
-};
-
-// y += what a group has summed up. `scales`: of each tile, the scale and zero of a lane's outputs
-// g, g + 8, g + 16 and g + 24, a pair of bfloat16 each.
-template <int kTiles, int kTokenTiles>
-__device__ __forceinline__ void add_group(Sums<kTiles, kTokenTiles>& y,
-                                          const Sums<kTiles, kTokenTiles>& group,
-                                          const float (&x)[kTokenTiles][4],
-                                          const Vector (&scales)[kTiles]) {
-  POLYSPEC_UNROLL
-  for (int i = 0; i < 4 * kTiles; ++i) {
-    const uint32_t both = scales[i / 4].words[i % 4];
-    const float scale = core::bit_cast<float>(both << 16);
-    const float zero = core::bit_cast<float>(both & 0xffff0000u);
-    const float of_units = __builtin_fmaf(-24.0f, scale, zero);
-    POLYSPEC_UNROLL
-    for (int t = 0; t < kTokenTiles; ++t) {
-      POLYSPEC_UNROLL
-      for (int j = i % 2 * 2; j < i % 2 * 2 + 2; ++j) {
-        float& sum = y.of[i / 2][t][j];
-        sum = __builtin_fmaf(of_units, x[t][j], sum);
-        sum = __builtin_fmaf(16.0f * scale, group.of[i / 2][t][j], sum);
-      }
-    }
-  }
-}
-
-// Adds one chunk to the sums of its group.
-template <class T, int kTiles, int kTokenTiles, int kSharers>
-__device__ __forceinline__ void multiply_chunk(const Stage<kTiles, kTokenTiles, kSharers>& stage,
-                                               int sharer, int lane,
-                                               Sums<kTiles, kTokenTiles>& group,
-                                               float (&of_x)[kTokenTiles][4]) {
-  constexpr uint32_t kUnits[4] = {Bits<T>::kUnits, Bits<T>::kUnits, Bits<T>::kUnits,
-                                  Bits<T>::kUnits};
-  Vector x[kTokenTiles];
-  POLYSPEC_UNROLL
-  for (int t = 0; t < kTokenTiles; ++t) x[t] = stage.x[sharer][t][lane];
-  POLYSPEC_UNROLL
-  for (int tile = 0; tile < kTiles; ++tile) {
-    const Vector packed = stage.weights[tile][lane];
-    POLYSPEC_UNROLL
-    for (int step = 0; step < 2; ++step) {
-      POLYSPEC_UNROLL
-      for (int t = 0; t < kTokenTiles && tile == 0; ++t)
-        multiply<T>(of_x[t], kUnits, x[t].words[2 * step], x[t].words[2 * step + 1]);
-      POLYSPEC_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        uint32_t weights[4];
-        POLYSPEC_UNROLL
-        for (int i = 0; i < 4; ++i) weights[i] = weights_of<T>(packed.words[2 * half + step], i);
-        POLYSPEC_UNROLL
-        for (int t = 0; t < kTokenTiles; ++t) {
-          multiply<T>(group.of[2 * tile + half][t], weights, x[t].words[2 * step],
-                      x[t].words[2 * step + 1]);
-        }
-      }
-    }
-  }
-}
 
 // Adds a warp's sums over a slice, of the upper four, to those over the slice four below, or the
 // other way round.
@@ -280,7 +175,13 @@ __global__ void __launch_bounds__(kThreads, (kTiles * kTokenTiles <= 2 ? 2 : 1))
       wait_for_batches<kAhead - 1>();
       if (kSharers > 1) sync_warps(1 + warp / kSharers, kSharers * kWarp);
       copy(chunk + kAhead, stages[stage == 0 ? kAhead : stage - 1]);  // the one that was read last
-      multiply_chunk<T>(stages[stage], sharer, lane, group, of_x);
+      Vector x_of[kTokenTiles], weights_of[kTiles];
+      POLYSPEC_UNROLL
+      for (int t = 0; t < kTokenTiles; ++t) x_of[t] = stages[stage].x[sharer][t][lane];
+      POLYSPEC_UNROLL
+      for (int i = 0; i < kTiles; ++i) weights_of[i] = stages[stage].weights[i][lane];
+      add_chunk<T>(x_of, of_x);
+      multiply_chunk<T>(weights_of, x_of, group);
       stage = stage == kAhead ? 0 : stage + 1;
       if (((chunk + 1) & ((1 << of.shift) - 1)) != 0) continue;
       add_group(y, group, of_x, scales);
@@ -366,18 +267,43 @@ Result product_in(const Int4ProductParams& p, CUstream_st* stream) {
   }
   constexpr auto kernel = int4_product_kernel<T, kTiles, kTokenTiles, kSharers>;
   constexpr size_t kBytes = sizeof(Int4Shared<kTiles, kTokenTiles, kSharers>);
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{kBytes});
-  if (error != cudaSuccess) {
-    cudaGetLastError();
-    return result_of(error);
-  }
+  const cudaError_t error = allow_dynamic<kernel>(current_device(), int{kBytes});
+  if (error != cudaSuccess) return result_of(error);
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(tiles * blocks));
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = kBytes;
   config.stream = stream;
   return result_of(launch_kernel(kernel, config, p));
+}
+
+// Whether it was launched: the device has bulk copies and room for the activations.
+template <class T, int kTokenTiles, int kChunks>
+bool stream_in(const Int4ProductParams& p, CUstream_st* stream, Result* result) {
+  const DeviceShape device = current_device();
+  if (!device.clusters) return false;
+  const int forced = forced_memory.load(std::memory_order_relaxed);
+  const int bytes = forced > 0 ? forced : device.shared_memory;
+  const int64_t tiles = Int4Tiles(p.shape).tiles;
+  const Int4Plan plan = int4_plan(p.shape, kTokenTiles, bytes,
+                                  std::min(forced_ctas.load(std::memory_order_relaxed), kWarps));
+  if (plan.stages == 0 || tiles > kMaxGrid / 2) return false;
+  static_assert(sizeof(StreamShared<kTokenTiles>) == stream_fixed_bytes(kTokenTiles));
+  constexpr auto kernel = int4_stream_kernel<T, kTokenTiles, kChunks>;
+  const cudaError_t error = allow_dynamic<kernel>(device, bytes);
+  const int ctas = 1 << plan.shift;
+  const int64_t at_once = groups_at_once<kernel>(device, ctas, kThreads, bytes);
+  if (error != cudaSuccess || at_once == 0) return false;
+  const int64_t clusters = std::min(at_once, (tiles + ctas - 1) / ctas);
+  const GroupLaunch launch(clusters, ctas, kThreads, stream, bytes);
+  *result = result_of(launch_kernel(kernel, launch.config(), p, plan));
+  return true;
+}
+
+template <class T, int kTokenTiles>
+bool stream_of(const Int4ProductParams& p, CUstream_st* stream, Result* result) {
+  if (p.shape.group == 128) return stream_in<T, kTokenTiles, 4>(p, stream, result);
+  return stream_in<T, kTokenTiles, 0>(p, stream, result);
 }
 
 template <class T, int kTiles>
@@ -390,6 +316,10 @@ Result product_of(const Int4ProductParams& p, CUstream_st* stream) {
 
 template <class T>
 Result product_as(const Int4ProductParams& p, CUstream_st* stream) {
+  Result result;
+  if (p.tokens <= kTokenTile && stream_of<T, 1>(p, stream, &result)) return result;
+  if (p.tokens > kTokenTile && p.tokens <= 2 * kTokenTile && stream_of<T, 2>(p, stream, &result))
+    return result;
   if (p.shape.outputs < kWideOutputs) return product_of<T, 1>(p, stream);
   return product_of<T, 2>(p, stream);
 }

@@ -21,22 +21,41 @@ struct DeviceShape {
   int device = 0;
   int multiprocessors = 0;
   bool clusters = false;
+  int shared_memory = 0;  // bytes that a CTA may ask for; 0: not known
 };
 DeviceShape current_device();
 
 // In place of launch_shape.hpp's choices, for tests (force_shape); 0 and -1: none.
 extern std::atomic<int> forced_ctas;
 extern std::atomic<int> forced_groups;
+extern std::atomic<int> forced_memory;  // 0: none
+
+// Lets launches of a kernel ask for so many bytes of dynamic shared memory: once for each device.
+template <auto kernel>
+cudaError_t allow_dynamic(const DeviceShape& device, int bytes) {
+  static std::atomic<int> allowed[kMostDevices];
+  const bool known = device.multiprocessors > 0;  // its number as well
+  if (known && allowed[device.device].load(std::memory_order_relaxed) == bytes) return cudaSuccess;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess && known) {
+    allowed[device.device].store(bytes, std::memory_order_relaxed);
+  } else if (error != cudaSuccess) {
+    cudaGetLastError();
+  }
+  return error;
+}
 
 // A launch over groups of `ctas` CTAs, clusters when there are several.
 class GroupLaunch {
  public:
-  GroupLaunch(int64_t groups, int ctas, int threads, const Stream& stream) {
+  GroupLaunch(int64_t groups, int ctas, int threads, CUstream_st* stream, int dynamic = 0) {
     const int64_t most = 0x7fffffff / ctas;  // beyond it a group takes several requests
     if (groups > most) groups = most;
     config_.gridDim = dim3(static_cast<unsigned>(groups * ctas));
     config_.blockDim = dim3(static_cast<unsigned>(threads));
-    config_.stream = stream.cuda;
+    config_.stream = stream;
+    config_.dynamicSmemBytes = static_cast<size_t>(dynamic);
     config_.attrs = attributes_;
     if (ctas > 1) {
       cudaLaunchAttribute& cluster = attributes_[config_.numAttrs++];
@@ -60,13 +79,13 @@ void note_active_clusters(const char* kernel, int ctas, int clusters);
 // within a part of the device, so that some multiprocessors may be left over. 0: it runs none of
 // that size. Asked once for each kernel, size and device.
 template <auto kernel>
-int64_t groups_at_once(const DeviceShape& device, int ctas, int threads) {
+int64_t groups_at_once(const DeviceShape& device, int ctas, int threads, int dynamic = 0) {
   if (ctas == 1) return device.multiprocessors;
   static std::atomic<int> known[kMostDevices][kMaxClusterCtas + 1];  // one more; 0: not asked yet
   std::atomic<int>& own = known[device.device][ctas];
   int found = own.load(std::memory_order_relaxed) - 1;
   if (found < 0) {
-    const GroupLaunch launch(1, ctas, threads, {});
+    const GroupLaunch launch(1, ctas, threads, nullptr, dynamic);
     if (cudaOccupancyMaxActiveClusters(&found, kernel, &launch.config()) != cudaSuccess) {
       cudaGetLastError();
       found = 0;
@@ -96,14 +115,14 @@ cudaError_t launch(int64_t groups, int threads, const Params& params, const Stre
     while (ctas > 1 && groups_at_once<kernel>(device, ctas, threads) < groups) ctas /= 2;
   }
   const cudaError_t error =
-      launch_kernel(kernel, GroupLaunch(groups, ctas, threads, stream).config(), params);
+      launch_kernel(kernel, GroupLaunch(groups, ctas, threads, stream.cuda).config(), params);
   if (error == cudaSuccess || ctas == 1 || forced != 0) return error;
   static std::atomic<bool> said{false};
   if (!said.exchange(true)) {
     std::fprintf(stderr, "polyspec: clusters of %d CTAs cannot be launched (%s): one CTA each\n",
                  ctas, cudaGetErrorString(error));
   }
-  return launch_kernel(kernel, GroupLaunch(groups, 1, threads, stream).config(), params);
+  return launch_kernel(kernel, GroupLaunch(groups, 1, threads, stream.cuda).config(), params);
 }
 
 // f(an integral_constant of the requests): launches what is compiled for them.

@@ -25,8 +25,9 @@ bool available();
 // groups at most share the rows of blocks out, whatever the batch, and trees have one for each row;
 // `groups` 0: each request has a group that walks. 0 and -1: the backend chooses. For tests and
 // measurements. Results do not depend on it.
-// A cluster that cannot be launched is then an error.
-void force_shape(int ctas, int groups);
+// A cluster that cannot be launched is then an error. `shared_memory`: bytes that the device gives
+// a CTA for streamed weights; 0: all.
+void force_shape(int ctas, int groups, int shared_memory = 0);
 
 // How many clusters of so many CTAs of a kernel the device runs at the same time, as
 // cudaOccupancyMaxActiveClusters has answered the launches so far. For tests and measurements.

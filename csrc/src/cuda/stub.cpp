@@ -33,7 +33,7 @@ Result schedule_due(const ScheduleDueParams&, CUstream_st*) { return unsupported
 Result schedule_next(const ScheduleNextParams&, CUstream_st*) { return unsupported(); }
 Result schedule_report(const ScheduleReportParams&, CUstream_st*) { return unsupported(); }
 bool available() { return false; }
-void force_shape(int, int) {}
+void force_shape(int, int, int) {}
 std::vector<ActiveClusters> active_clusters() { return {}; }
 Result clear(void*, int64_t, const Stream&) { return unsupported(); }
 bool is_capturing(const Stream&) { return false; }

@@ -121,8 +121,11 @@ std::string force_random_shape(cases::Random& random) {
   const int ctas = random.chance(0.2) ? 0 : 1 << random.below(sizes);
   constexpr int kGroups[] = {-1, 0, 1, 2, 3, 5, 8, 1 << 20};
   const int groups = random.one_of(kGroups);
-  polyspec::cuda::force_shape(ctas, groups);
-  return ", " + std::to_string(ctas) + " CTAs per group, groups " + std::to_string(groups);
+  constexpr int kMemory[] = {0, 99 << 10, 60 << 10};
+  const int memory = random.one_of(kMemory);
+  polyspec::cuda::force_shape(ctas, groups, memory);
+  return ", " + std::to_string(ctas) + " CTAs per group, groups " + std::to_string(groups) + ", " +
+         std::to_string(memory) + " bytes";
 }
 
 void check_caches_and_state_rows(uint64_t seed) {

@@ -175,7 +175,7 @@ void test_product() {
   const auto allow = [](int bytes) {
     return cudaFuncSetAttribute(multiply, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   };
-  CHECK(allow(100 * 1024) == cudaErrorInvalidValue);
+  CHECK(allow(228 * 1024) == cudaErrorInvalidValue);
   CHECK(allow(64 * 1024) == cudaSuccess);
   CHECK(launch() == cudaSuccess);
   CHECK(cudaDeviceSynchronize() == cudaSuccess);
@@ -186,6 +186,62 @@ void test_product() {
     CHECK_EQ(sum, out.data[i]);
   }
 }
+
+// A warp brings four blocks of numbers through a ring of two, and sums them up.
+struct Ring {
+  unsigned numbers[2][32];
+  uint64_t full[2];
+};
+
+// Of `kMistake` 1 it does not wait; 2: for the wrong phase; 3: it overwrites what others read; 4: a
+// phase has two copies; 5: it leaves before its last
+// copy.
+template <int kMistake>
+__global__ void sum_blocks(const unsigned* in, unsigned* out) {
+  POLYSPEC_SHARED(Ring, ring);
+  const unsigned lane = threadIdx.x % 32;
+  if (lane == 0) {
+    stand_in::make_barrier(&ring.full[0]);
+    stand_in::make_barrier(&ring.full[1]);
+  }
+  __syncwarp();
+  const auto load = [&](unsigned block) {
+    if (block >= 4 || lane != 0) return;
+    stand_in::copy_bulk(ring.numbers[block % 2], in + 32 * block, 128, &ring.full[block % 2]);
+    if (kMistake == 4)
+      stand_in::copy_bulk(ring.numbers[block % 2], in + 32 * block, 128, &ring.full[block % 2]);
+  };
+  load(0);
+  load(1);
+  unsigned sum = 0;
+  for (unsigned block = 0; block < 4; ++block) {
+    if (kMistake != 1)
+      stand_in::wait_for_phase(&ring.full[block % 2],
+                               static_cast<int>(block / 2 + (kMistake == 2)) % 2);
+    for (unsigned i = 0; i < 32; ++i) sum += ring.numbers[block % 2][(i + lane) % 32];
+    if (kMistake != 3) __syncwarp();
+    load(block + 2);
+  }
+  if (kMistake == 5 && lane == 0) stand_in::copy_bulk(ring.numbers[0], in, 128, &ring.full[0]);
+  out[threadIdx.x] = sum;
+}
+
+// Whether the sums of some runs are all right; a run in which a fault is found ends the program.
+template <int kMistake>
+bool sums_are_right() {
+  Device<unsigned> in(128), out(32);
+  unsigned expected = 0;
+  for (unsigned i = 0; i < 128; ++i) expected += in.data[i] = i * i + 1;
+  bool right = true;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    stand_in::seed(seed);
+    CHECK(run(sum_blocks<kMistake>, 1, 32, 1, in.data, out.data) == cudaSuccess);
+    for (unsigned i = 0; i < 32; ++i) right = right && out.data[i] == expected;
+  }
+  return right;
+}
+
+void test_bulk_copies() { CHECK(sums_are_right<0>()); }
 
 // Pairs of warps meet at barriers of their own, the second pair more often.
 struct Numbers {
@@ -262,6 +318,21 @@ __global__ void copies_eight_bytes_behind(unsigned* out) {
   POLYSPEC_SHARED(Sixteen, copied);
   stand_in::copy_async(copied.bytes + 8, out, 16);
 }
+__global__ void copies_bulks_by_eight_bytes(unsigned* out) {
+  POLYSPEC_SHARED(Ring, ring);
+  stand_in::make_barrier(&ring.full[threadIdx.x % 2]);
+  stand_in::copy_bulk(ring.numbers[0], out, 24, &ring.full[threadIdx.x % 2]);
+}
+__global__ void copies_without_a_barrier(unsigned* out) {
+  POLYSPEC_SHARED(Ring, ring);
+  stand_in::copy_bulk(ring.numbers[0], out, 16, &ring.full[0]);
+}
+__global__ void waits_for_nothing(unsigned*) {
+  POLYSPEC_SHARED(Ring, ring);
+  if (threadIdx.x > 0) return;
+  stand_in::make_barrier(&ring.full[0]);
+  stand_in::wait_for_phase(&ring.full[0], 0);
+}
 __global__ void asks_for_no_dynamic_memory(unsigned*) {
   POLYSPEC_DYNAMIC_SHARED(unsigned, value);
   value = 1;
@@ -272,16 +343,16 @@ __global__ void makes_no_mistake(unsigned* out) {
   if (threadIdx.x == 0) atomicAdd(out, __clusterRelativeBlockRank());
 }
 
-// In a process of its own; "" where nothing was found.
-std::string found_in(void (*kernel)(unsigned*)) {
+// Of what runs in a process of its own: what was found, "" if nothing.
+template <class Run>
+std::string found_by(const Run& in_process) {
   int ends[2];
   CHECK_EQ(0, pipe(ends));
   std::fflush(stdout);
   const pid_t child = fork();
   if (child == 0) {
     dup2(ends[1], STDERR_FILENO);
-    Device<unsigned> out(4);
-    run(kernel, 8, 64, 4, out.data);
+    in_process();
     _exit(0);
   }
   close(ends[1]);
@@ -296,7 +367,30 @@ std::string found_in(void (*kernel)(unsigned*)) {
   return message;
 }
 
+std::string found_in(void (*kernel)(unsigned*)) {
+  return found_by([&] {
+    Device<unsigned> out(4);
+    run(kernel, 8, 64, 4, out.data);
+  });
+}
+
+// `message`: "": any of several, by the order of the threads.
+template <int kMistake>
+void check_bulk_mistake(const char* message) {
+  const std::string found = found_by([] {
+    if (!sums_are_right<kMistake>()) std::fprintf(stderr, "other sums");
+  });
+  if (found.empty() || found.find(message) == std::string::npos)
+    check::fail(__FILE__, __LINE__, message, found);
+}
+
 void test_faults() {
+  check_bulk_mistake<1>("ends without having waited for its bulk copies");
+  check_bulk_mistake<2>("deadlock");
+  check_bulk_mistake<3>("");
+  check_bulk_mistake<4>("");
+  check_bulk_mistake<5>("ends without having waited for its bulk copies");
+
   const struct {
     void (*kernel)(unsigned*);
     const char* message;
@@ -317,6 +411,9 @@ void test_faults() {
       {does_not_wait_for_its_copies, "without having waited for its copies"},
       {copies_to_what_is_not_shared, "not to shared memory"},
       {copies_eight_bytes_behind, "not of 16 aligned bytes"},
+      {copies_bulks_by_eight_bytes, "not of 16 aligned bytes"},
+      {copies_without_a_barrier, "was not made"},
+      {waits_for_nothing, "for bulk copies"},
       {asks_for_no_dynamic_memory, "more dynamic shared memory than the launch asked for"},
   };
   for (const auto& fault : kFaults) {
@@ -336,6 +433,7 @@ int main() {
   test_capture();
   test_product();
   test_barriers_of_warps();
+  test_bulk_copies();
   test_faults();
   return 0;
 }

@@ -2,6 +2,7 @@
 // shared out.
 #include "cuda/launch_shape.hpp"
 
+#include "cuda/int4_plan.hpp"
 #include "support/check.hpp"
 
 namespace {
@@ -69,6 +70,37 @@ void test_tree_rows_at_once() {
   CHECK(!tree_rows_at_once(int64_t{1} << 40, 11, 10, 128256, 9999, true));
 }
 
+void test_int4_plan() {
+  constexpr int64_t kLarge = 227 * 1024, kSmall = 99 * 1024;  // of sm_90 and 100, of sm_120
+  const auto check = [](int shift, int64_t under_way, int64_t inputs, int token_tiles,
+                        int64_t shared_memory, int32_t group = 128) {
+    const polyspec::Int4Shape shape = {4096, inputs, group};
+    const auto plan = polyspec::cuda::int4_plan(shape, token_tiles, shared_memory);
+    CHECK_EQ(shift, plan.shift);
+    const int64_t stage = 8 * (group == 128 ? 2 : 1) * (128 + 16 * group);
+    CHECK_EQ(under_way, plan.stages * stage / 1024);
+    const int64_t groups = plan.groups;
+    CHECK(inputs <= (groups << plan.shift) * group);
+    const int64_t x = groups * token_tiles * (16 * group + 32);
+    CHECK(polyspec::cuda::stream_fixed_bytes(token_tiles) + x + plan.stages * stage <=
+          shared_memory);
+  };
+  for (const int64_t inputs : {4096, 5120}) check(inputs == 4096 ? 0 : 1, 136, inputs, 1, kLarge);
+  check(2, 136, 11008, 1, kLarge);
+  check(2, 136, 14336, 1, kLarge);
+  check(3, 136, 28672, 1, kLarge);
+  check(2, 136, 4096, 2, kLarge);
+  check(3, 136, 11008, 2, kLarge);
+  check(3, 136, 14336, 2, kLarge);
+  check(3, 68, 28672, 2, kLarge);
+  check(3, 68, 4096, 1, kSmall);
+  CHECK_EQ(0, polyspec::cuda::int4_plan({4096, 4096, 128}, 2, kSmall).stages);
+  check(0, 132, 4096, 1, kLarge, 256);
+  CHECK_EQ(0, polyspec::cuda::int4_plan({4096, 1 << 17, 128}, 2, kLarge).stages);
+  CHECK_EQ(0, polyspec::cuda::int4_plan({4096, 4096, 128}, 1, 0).stages);  // not known
+  CHECK_EQ(3, polyspec::cuda::int4_plan({4096, 4096, 128}, 1, kLarge, 8).shift);
+}
+
 void test_requests() {
   using polyspec::cuda::Requests;
   using polyspec::cuda::requests_of;
@@ -100,6 +132,7 @@ void test_requests() {
 
 int main() {
   test_requests();
+  test_int4_plan();
   test_tree_rows_at_once();
   test_ctas();
   test_row_groups();

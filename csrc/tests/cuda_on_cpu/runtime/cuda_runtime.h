@@ -47,7 +47,7 @@ namespace stand_in {
 cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> thread,
                    const char* kernel, const void* function = nullptr);
 // Dynamic shared memory that launches of the kernel may ask for.
-cudaError_t allow_dynamic(const void* function, size_t bytes);
+cudaError_t allow_dynamic(const void* function, size_t bytes, size_t most);
 unsigned ctas_of_cluster(const cudaLaunchConfig_t& config);
 
 // Of the thread that runs. Each call may interrupt it.
@@ -93,6 +93,43 @@ inline void copy_async(void* to, const void* from, unsigned bytes) {
 }
 inline void wait_for_batches(int left) {
   for (Copy copy; take_copy(left, &copy);) make_copy(copy);
+}
+
+// A copy by the device itself, counted by a barrier in shared memory. Half of them are made when
+// they begin, the others when a thread waits for some barrier.
+struct BulkCopy {
+  void* to;
+  const void* from;
+  unsigned bytes;
+  uint64_t* barrier;
+};
+void make_barrier(uint64_t* barrier);
+void note_bulk(const BulkCopy& copy);
+// A copy that was begun, to be made now; `awaited`: the barrier that the thread waits for, if any.
+bool take_bulk(const uint64_t* awaited, int parity, BulkCopy* copy);
+// Between the two it is the device that reads and writes, and not the thread.
+void begin_bulk();
+void end_bulk(const uint64_t* barrier);
+void await_phase(const uint64_t* barrier, int parity);
+
+inline void make_bulks(const uint64_t* awaited, int parity) {
+  for (BulkCopy copy; take_bulk(awaited, parity, &copy);) {
+    void* const to = copy.to;  // read before it is the device: the stack is the thread's
+    const void* const from = copy.from;
+    const unsigned bytes = copy.bytes;
+    const uint64_t* const barrier = copy.barrier;
+    begin_bulk();
+    std::memcpy(to, from, bytes);
+    end_bulk(barrier);
+  }
+}
+inline void copy_bulk(void* to, const void* from, unsigned bytes, uint64_t* barrier) {
+  note_bulk({to, from, bytes, barrier});
+  make_bulks(nullptr, 0);
+}
+inline void wait_for_phase(const uint64_t* barrier, int parity) {
+  make_bulks(barrier, parity);
+  await_phase(barrier, parity);
 }
 
 // mma.sync.m16n8k16, whose products are added in ascending order, each rounded to float32.
@@ -150,7 +187,8 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 template <class... Params>
 cudaError_t cudaFuncSetAttribute(void (*kernel)(Params...), cudaFuncAttribute, int value) {
-  return stand_in::allow_dynamic(reinterpret_cast<const void*>(kernel), static_cast<size_t>(value));
+  return stand_in::allow_dynamic(reinterpret_cast<const void*>(kernel), static_cast<size_t>(value),
+                                 kStandInSharedMemory);
 }
 
 // Of a device whose multiprocessors come in eights of sixteen, and a few that no cluster gets.
@@ -195,6 +233,7 @@ T __reduce_max_sync(unsigned mask, T value) {
 }
 
 void __syncthreads();
+void __syncwarp();
 int __syncthreads_count(int predicate);
 void __threadfence();
 

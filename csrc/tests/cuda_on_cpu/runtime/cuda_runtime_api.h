@@ -30,9 +30,12 @@ constexpr int kStandInArchitecture = __CUDA_ARCH__;
 #else
 constexpr int kStandInArchitecture = 900;
 #endif
+// Of a CTA: before sm_90 as on the devices that have least.
+constexpr int kStandInSharedMemory = (kStandInArchitecture >= 900 ? 227 : 99) * 1024;
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount = 16,
   cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
   cudaDevAttrClusterLaunch = 120,
 };
 cudaError_t cudaGetDeviceCount(int* count);
@@ -44,6 +47,9 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
       *value = kStandInArchitecture / 100;
+      return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = kStandInSharedMemory;
       return cudaSuccess;
     case cudaDevAttrClusterLaunch:
       *value = kStandInArchitecture >= 900;

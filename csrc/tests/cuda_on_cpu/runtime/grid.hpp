@@ -19,9 +19,9 @@ struct Warp;
 
 constexpr int kLanes = 32;
 constexpr int kMaxClusterCtas = 16;
-constexpr unsigned kMaxThreads = 1024;       // of a CTA
-constexpr size_t kStaticMemory = 48 * 1024;  // of a CTA: declared, or asked for without leave
-constexpr size_t kSharedMemory = 99 * 1024;  // of a CTA, on the devices that have least
+constexpr unsigned kMaxThreads = 1024;        // of a CTA
+constexpr size_t kStaticMemory = 48 * 1024;   // of a CTA: declared, or asked for without leave
+constexpr size_t kSharedMemory = 228 * 1024;  // of a CTA, on the devices that have most
 
 // Threads that wait for something, in no order. It takes no memory, which would be seen as passed
 // from one thread to another.
@@ -62,6 +62,19 @@ struct Warp {
   uint64_t generation = 0;
   Words given[2][kLanes];  // by generation: slow readers of the last one are left in peace
   Queue waiting;
+  Barrier lanes{kLanes};
+  race::Context copies = nullptr;  // what its bulk copies do
+  char copies_begun;               // clock
+};
+
+// Counts bulk copies. The memory of the kernel has its number in the CTA.
+struct CopyBarrier {
+  uint64_t* at;
+  int arrivals = 1;   // missing in this phase
+  int64_t bytes = 0;  // begun and not there
+  uint64_t phase = 0;
+  Queue waiting;
+  char clocks[2];  // by the parity of the phase that has ended
 };
 
 struct Thread {
@@ -74,9 +87,12 @@ struct Thread {
   Index index;
   Fibre fibre;
   race::Context context = nullptr;
-  size_t declared = 0;             // bytes of shared memory
-  std::vector<Copy> copies;        // that it has not waited for, in their order
-  std::vector<uint64_t> batch_of;  // of each
+  race::Context interrupted = nullptr;  // while a bulk copy is made
+  Warp* copying = nullptr;              // whose copy it is
+  int64_t copied = 0;                   // its bytes
+  size_t declared = 0;                  // bytes of shared memory
+  std::vector<Copy> copies;             // that it has not waited for, in their order
+  std::vector<uint64_t> batch_of;       // of each
   uint64_t batch = 0;
   bool at_cluster_barrier = false;
   uint64_t cluster_generation = 0;
@@ -101,6 +117,12 @@ struct Cta {
   int counted[2] = {};  // by generation of the barrier: arguments that hold
   std::vector<Barrier> of_warps{16, Barrier(0)};  // by number; the first to come says of how many
   std::vector<Warp> warps;
+  std::vector<std::unique_ptr<CopyBarrier>> copy_barriers;
+  struct Begun {
+    BulkCopy copy;
+    Warp* warp;
+  };
+  std::vector<Begun> bulk_copies;  // that are not made
 };
 
 struct Cluster {

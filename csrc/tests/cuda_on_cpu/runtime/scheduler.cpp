@@ -50,13 +50,16 @@ void run_thread() {
   Cta& cta = *thread.cta;
   const Launch& launch = *cta.cluster->launch;
   race::acquire(&cta.cluster->start);
-  if (!cta.begun) poison(cta.shared);
+  if (!cta.begun) poison(cta.shared, kStaticMemory + launch.dynamic);
   cta.begun = true;
   launch.thread();
   if (thread.at_cluster_barrier) fault("a thread ends between the halves of the cluster barrier");
   if (!thread.copies.empty()) fault("a thread ends without having waited for its copies");
   race::release(&launch.end);
-  if (--cta.alive == 0) poison(cta.shared);
+  if (--cta.alive == 0) {
+    if (!cta.bulk_copies.empty()) fault("a CTA ends without having waited for its bulk copies");
+    poison(cta.shared, kStaticMemory + launch.dynamic);
+  }
   thread.ended = true;
   yield();
   fault("a thread runs that has ended");
@@ -110,6 +113,11 @@ void end_thread(Thread& thread) {
   Cluster& cluster = *thread.cta->cluster;
   contexts.push_back(thread.context);
   if (--cluster.alive > 0) return;
+  for (const auto& cta : cluster.ctas) {
+    for (const Warp& warp : cta->warps) {
+      if (warp.copies != nullptr) contexts.push_back(warp.copies);
+    }
+  }
   Launch& launch = *cluster.launch;  // its stream keeps it
   resident_threads -= cluster.threads.size();
   race::switch_to(context_of(*launch.stream));
@@ -128,10 +136,13 @@ void end_thread(Thread& thread) {
     for (const auto& cta : cluster.ctas) {
       int in_shuffles = 0;
       for (const Warp& warp : cta->warps) in_shuffles += length(warp.waiting);
+      int in_copies = 0;
+      for (const auto& barrier : cta->copy_barriers) in_copies += length(barrier->waiting);
       what += "\n    CTA " + std::to_string(cta->index.x) + ": of " +
               std::to_string(cta->barrier.threads) + " threads " + std::to_string(cta->alive) +
               " run, " + std::to_string(length(cta->barrier.waiting)) + " wait in __syncthreads, " +
-              std::to_string(in_shuffles) + " in shuffles";
+              std::to_string(in_shuffles) + " in shuffles, " + std::to_string(in_copies) +
+              " for bulk copies";
     }
     what += "\n    " + std::to_string(length(cluster.barrier.waiting)) +
             " wait at the barrier of the cluster";

@@ -32,8 +32,8 @@ void give_back_shared_memory(unsigned char* memory, unsigned ctas) {
   free_memory[ctas].push_back(memory);
 }
 
-void poison(unsigned char* of_cta) {
-  size_t bytes = kSharedMemory;
+void poison(unsigned char* of_cta, size_t bytes) {
+  if (bytes > kSharedMemory) bytes = kSharedMemory;
   // No memset: ThreadSanitizer would take it for an access of the kernel's.
   asm volatile("rep stosb" : "+D"(of_cta), "+c"(bytes) : "a"(0xa5) : "memory");
 }

@@ -102,8 +102,8 @@ unsigned ctas_of_cluster(const cudaLaunchConfig_t& config) {
   return ctas;
 }
 
-cudaError_t allow_dynamic(const void* function, size_t bytes) {
-  if (bytes > kSharedMemory) return cudaErrorInvalidValue;
+cudaError_t allow_dynamic(const void* function, size_t bytes, size_t most) {
+  if (bytes > most) return cudaErrorInvalidValue;
   allowed[function] = bytes;
   return cudaSuccess;
 }

@@ -118,7 +118,7 @@ void* dynamic_shared_memory(size_t bytes) {
   const size_t asked = thread.cta->cluster->launch->dynamic;
   if (bytes > asked) fault("more dynamic shared memory than the launch asked for");
   const size_t at = (thread.declared + 127) / 128 * 128;
-  if (at + asked > kSharedMemory) fault("more than 99 KB of shared memory");
+  if (at + asked > kSharedMemory) fault("more shared memory than a CTA has");
   if (thread.cta->declared < at + asked) thread.cta->declared = at + asked;
   return thread.cta->shared + at;
 }
@@ -160,6 +160,103 @@ bool take_copy(int left, Copy* copy) {
   return true;
 }
 
+void make_barrier(uint64_t* at) {
+  Cta& cta = *current().cta;
+  if (!is_shared(*cta.cluster, at) || reinterpret_cast<uintptr_t>(at) % 8 != 0)
+    fault("a barrier of bulk copies is not 8 aligned bytes of shared memory");
+  pause();
+  const race::Unwatched bookkeeping;
+  *at = ~cta.copy_barriers.size();
+  cta.copy_barriers.push_back(std::make_unique<CopyBarrier>());
+  cta.copy_barriers.back()->at = at;
+}
+
+namespace {
+
+CopyBarrier& copy_barrier(const uint64_t* at) {
+  const Cta& cta = *current().cta;
+  const uint64_t number = is_shared(*cta.cluster, at) ? ~*at : ~uint64_t{0};
+  if (number >= cta.copy_barriers.size() || cta.copy_barriers[number]->at != at)
+    fault("a barrier of bulk copies was not made, or has been overwritten");
+  return *cta.copy_barriers[number];
+}
+
+void end_phase(CopyBarrier& barrier) {
+  if (barrier.arrivals > 0 || barrier.bytes > 0) return;
+  barrier.arrivals = 1;
+  ++barrier.phase;
+  wake(barrier.waiting);
+}
+
+bool in_phase(const CopyBarrier& barrier, int parity) {
+  return barrier.phase % 2 == static_cast<uint64_t>(parity);
+}
+
+}  // namespace
+
+void note_bulk(const BulkCopy& copy) {
+  Thread& thread = current();
+  const auto at = [](const void* address) { return reinterpret_cast<uintptr_t>(address); };
+  if (at(copy.to) % 16 != 0 || at(copy.from) % 16 != 0 || copy.bytes % 16 != 0 || copy.bytes == 0)
+    fault("a bulk copy is not of 16 aligned bytes or a multiple");
+  if (!is_shared(*thread.cta->cluster, copy.to)) fault("a bulk copy is not to shared memory");
+  pause();
+  CopyBarrier& barrier = copy_barrier(copy.barrier);
+  if (--barrier.arrivals < 0) fault("a barrier of bulk copies counts two in a phase");
+  barrier.bytes += copy.bytes;
+  race::release(&barrier.clocks[barrier.phase % 2]);  // who waits sees what this thread did
+  race::release(&thread.warp->copies_begun);
+  const race::Unwatched bookkeeping;
+  thread.cta->bulk_copies.push_back({copy, thread.warp});
+}
+
+bool take_bulk(const uint64_t* awaited, int parity, BulkCopy* copy) {
+  pause();
+  Cta& cta = *current().cta;
+  if (cta.bulk_copies.empty()) return false;
+  size_t which = draw() % cta.bulk_copies.size();
+  if (draw() % 2 == 0) {  // only what this thread cannot do without
+    if (awaited == nullptr || !in_phase(copy_barrier(awaited), parity)) return false;
+    which = 0;
+    while (which < cta.bulk_copies.size() && cta.bulk_copies[which].copy.barrier != awaited)
+      ++which;
+    if (which == cta.bulk_copies.size()) return false;
+  }
+  *copy = cta.bulk_copies[which].copy;
+  Warp& warp = *cta.bulk_copies[which].warp;
+  {
+    const race::Unwatched bookkeeping;
+    cta.bulk_copies.erase(cta.bulk_copies.begin() + static_cast<std::ptrdiff_t>(which));
+    if (warp.copies == nullptr) warp.copies = race::make_context();
+  }
+  current().copying = &warp;
+  current().copied = copy->bytes;
+  return true;
+}
+
+void begin_bulk() {
+  Thread& thread = current();
+  thread.interrupted = race::current_context();
+  race::switch_to(thread.copying->copies);
+  race::acquire(&thread.copying->copies_begun);
+}
+
+void end_bulk(const uint64_t* at) {
+  CopyBarrier& barrier = copy_barrier(at);
+  race::release(&barrier.clocks[barrier.phase % 2]);
+  race::switch_to(current().interrupted);
+  barrier.bytes -= current().copied;
+  end_phase(barrier);
+  pause();
+}
+
+void await_phase(const uint64_t* at, int parity) {
+  CopyBarrier& barrier = copy_barrier(at);
+  if (in_phase(barrier, parity)) wait_in(barrier.waiting);
+  race::acquire(&barrier.clocks[parity]);
+  pause();
+}
+
 void sync_warps(int id, int threads) {
   if (id < 1 || id > 15) fault("warps wait at a barrier that is not one of 1 to 15");
   Barrier& barrier = current().cta->of_warps[static_cast<size_t>(id)];
@@ -199,6 +296,12 @@ void __threadfence() {
 
 void __syncthreads() {
   stand_in::meet(*current().cta, false);
+  stand_in::pause();
+}
+
+void __syncwarp() {
+  stand_in::Barrier& lanes = current().warp->lanes;
+  stand_in::wait(lanes, stand_in::arrive(lanes));
   stand_in::pause();
 }
 

@@ -1,0 +1,255 @@
+// The product of up to 16 tokens with 4-bit weights that stream through shared memory, on devices
+// with bulk copies and clusters.
+//
+// A CTA for each multiprocessor, or a cluster of CTAs, takes tiles of 32 outputs one after the
+// other. Its warps have a slice of the inputs each; in a cluster of n CTAs each has 8 / n slices,
+// of n tiles at the same time. A warp brings groups of weights into a ring of its own, whole groups
+// by bulk copies, which go on to the next tile before this one is summed. The activations of the
+// CTA's slices lie in shared memory once. Sums of two tiles lie side by side, so that a tile has
+// one barrier.
+#pragma once
+
+#include "core/convert.hpp"
+#include "cuda/bulk_copy.cuh"
+#include "cuda/int4_math.cuh"
+#include "cuda/int4_plan.hpp"
+
+namespace polyspec::cuda {
+
+// Behind it lie the activations, then the rings.
+template <int kTokenTiles>
+struct StreamShared {
+  using Sum = float[kWarp][4];
+  Sum sums[2][kWarps][2 * kTokenTiles];
+  CopyBarrier full[kWarps][kMostStages];
+};
+
+struct alignas(8) XSums {
+  float of[2];  // of two tokens
+};
+
+// A warp's ring of stages, in the order of its products: the groups of a slice, `kGroups` a stage
+// or what is left of them, tile after tile.
+template <int kGroups>
+class GroupRing {
+ public:
+  // Before `next` comes a barrier of the CTA. `from`: the first group; behind the last of `groups`
+  // the next one lies `jump` bytes further.
+  __device__ __forceinline__ GroupRing(unsigned char* ring, CopyBarrier* full, int stages,
+                                       unsigned bytes, const unsigned char* from, int groups,
+                                       int64_t jump, int tiles)
+      : ring_(ring),
+        full_(full),
+        at_(ring),
+        barrier_(full),
+        from_(from),
+        jump_(jump),
+        bytes_(bytes),
+        stages_(stages),
+        groups_(groups),
+        of_slice_(groups),
+        left_(threadIdx.x % kWarp == 0 && groups > 0 ? tiles : 0) {
+    if (threadIdx.x % kWarp == 0) {
+      POLYSPEC_ROLLED
+      for (int i = 0; i < stages; ++i) make_barrier(full + i);
+      begin_barriers();
+    }
+    POLYSPEC_ROLLED
+    for (int i = 0; i < stages; ++i) load(ring + i * kGroups * bytes, full + i);
+  }
+
+  // The next stage, when it is there.
+  __device__ __forceinline__ const unsigned char* next() {
+    wait_for_phase(barrier_, parity_);
+    return at_;
+  }
+  // Its place is for the groups `stages` further.
+  __device__ __forceinline__ void release() {
+    __syncwarp();  // all lanes have read the stage
+    load(at_, barrier_);
+    at_ += kGroups * bytes_;
+    ++barrier_;
+    if (++stage_ == stages_) {
+      stage_ = 0;
+      parity_ ^= 1;
+      at_ = ring_;
+      barrier_ = full_;
+    }
+  }
+
+ private:
+  // By lane 0, which alone has tiles left.
+  __device__ __forceinline__ void load(unsigned char* to, CopyBarrier* barrier) {
+    if (left_ == 0) return;
+    const int count = kGroups == 1 || of_slice_ >= kGroups ? kGroups : of_slice_;
+    copy_bulk(to, from_, count * bytes_, barrier);
+    from_ += count * bytes_;
+    of_slice_ -= count;
+    if (of_slice_ > 0) return;
+    of_slice_ = groups_;
+    from_ += jump_;
+    --left_;
+  }
+
+  unsigned char* ring_;
+  CopyBarrier* full_;
+  unsigned char* at_;
+  CopyBarrier* barrier_;
+  const unsigned char* from_;
+  int64_t jump_;
+  unsigned bytes_;
+  int stages_, groups_;
+  int of_slice_;  // groups of the tile that are not copied yet
+  int left_;      // tiles
+  int stage_ = 0, parity_ = 0;
+};
+
+// `kChunks`: of a group; 0: any number.
+template <class T, int kTokenTiles, int kChunks>
+__global__ void __launch_bounds__(kThreads, 1)
+    int4_stream_kernel([[maybe_unused]] const __grid_constant__ Int4ProductParams p,
+                       [[maybe_unused]] const __grid_constant__ Int4Plan plan) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  using Shared = StreamShared<kTokenTiles>;
+  POLYSPEC_DYNAMIC_SHARED(Shared, shared);
+  unsigned char* const x_at = reinterpret_cast<unsigned char*>(&shared) + sizeof(Shared);
+  const Int4Tiles of(p.shape);
+  Vector* const x = reinterpret_cast<Vector*>(x_at);  // [chunk][token tile][lane]
+  XSums* const x_sums =                               // [group][token tile][pair of tokens]
+      reinterpret_cast<XSums*>(x_at + (plan.groups * kTokenTiles << of.shift) * 512);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int chunks = kChunks > 0 ? kChunks : 1 << of.shift;
+  constexpr int kGroups = kChunks == 1 << kPairShift ? 2 : 1;
+
+  const int ctas = 1 << plan.shift, rank = static_cast<int>(blockIdx.x) & (ctas - 1);
+  const int slices_shift = 3 - plan.shift, slices = 1 << slices_shift;  // of this CTA
+  const auto begin_of = [&](int s) { return static_cast<int>(of.groups * s / kWarps); };
+  const int first = begin_of(rank * slices), end = begin_of((rank + 1) * slices);
+  const int slice = rank * slices + (warp & (slices - 1));
+  const int begin = begin_of(slice), groups = begin_of(slice + 1) - begin;
+
+  const int tiles = static_cast<int>(of.tiles), step = static_cast<int>(gridDim.x);
+  const int first_tile = static_cast<int>(blockIdx.x) - rank;  // of the cluster
+  const int tile_of_warp = first_tile + (warp >> slices_shift);
+  const int own = tile_of_warp < tiles ? (tiles - tile_of_warp + step - 1) / step : 0;
+  const unsigned group_bytes = static_cast<unsigned>(of.group_vectors * core::kVectorBytes);
+  GroupRing<kGroups> ring(reinterpret_cast<unsigned char*>(x_sums + plan.groups * kTokenTiles * 4) +
+                              warp * plan.stages * kGroups * group_bytes,
+                          shared.full[warp], plan.stages, group_bytes,
+                          p.packed + tile_of_warp * of.tile_bytes + begin * int64_t{group_bytes},
+                          groups, step * of.tile_bytes - groups * int64_t{group_bytes}, own);
+
+  {
+    const T* const from = static_cast<const T*>(p.x) + lane / 4 * p.x_stride +
+                          (int64_t{first} << of.shift) * kTileInputs + lane % 4 * 8;
+    const int count = (end - first) << of.shift;
+    POLYSPEC_ROLLED
+    for (int chunk = warp; chunk < count; chunk += kWarps) {
+      POLYSPEC_UNROLL
+      for (int t = 0; t < kTokenTiles; ++t) {
+        const int64_t at = t * kTokenTile * p.x_stride + int64_t{chunk} * kTileInputs;
+        copy_async(x + (chunk * kTokenTiles + t) * kWarp + lane, from + at,
+                   t * kTokenTile + lane / 4 < p.tokens ? 16 : 0);
+      }
+    }
+    end_batch();
+    wait_for_batches<0>();
+    __syncthreads();  // the activations are there
+  }
+  // Of each group the sums of its activations, for all tiles.
+  POLYSPEC_ROLLED
+  for (int g = warp; g < end - first; g += kWarps) {
+    float of_x[kTokenTiles][4] = {};
+    POLYSPEC_ROLLED
+    for (int chunk = g << of.shift; chunk < (g + 1) << of.shift; ++chunk) {
+      Vector x_of[kTokenTiles];
+      POLYSPEC_UNROLL
+      for (int t = 0; t < kTokenTiles; ++t) x_of[t] = x[(chunk * kTokenTiles + t) * kWarp + lane];
+      add_chunk<T>(x_of, of_x);
+    }
+    POLYSPEC_UNROLL
+    for (int t = 0; t < kTokenTiles; ++t) {
+      if (lane < 4) x_sums[(g * kTokenTiles + t) * 4 + lane] = {of_x[t][0], of_x[t][1]};
+    }
+  }
+  __syncthreads();  // the sums of activations are there
+  const Vector* const x_of_slice = x + ((begin - first) << of.shift) * kTokenTiles * kWarp + lane;
+
+  int turn = 0, of_warp = 0;
+  POLYSPEC_ROLLED
+  for (int tile = first_tile; tile < tiles; tile += step, turn ^= 1) {
+    Sums<1, kTokenTiles> y;
+    const Vector* x_of = x_of_slice;
+    const XSums* x_sums_of = x_sums + (begin - first) * kTokenTiles * 4 + lane % 4;
+    POLYSPEC_ROLLED
+    for (int left = of_warp < own ? groups : 0; left > 0; left -= kGroups) {
+      const unsigned char* at = ring.next();
+      POLYSPEC_UNROLL
+      for (int i = 0; i < kGroups; ++i) {
+        if (i >= left) break;
+        const Vector scales[1] = {*reinterpret_cast<const Vector*>(at + lane / 4 * 16)};
+        const Vector* const weights =
+            reinterpret_cast<const Vector*>(at) + core::kScaleVectors + lane;
+        Sums<1, kTokenTiles> group;
+        float of_x[kTokenTiles][4];
+        POLYSPEC_UNROLL
+        for (int t = 0; t < kTokenTiles; ++t) {
+          const XSums both = x_sums_of[t * 4];
+          for (int j = 0; j < 4; ++j) of_x[t][j] = both.of[j % 2];
+        }
+        POLYSPEC_UNROLL
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+          Vector x_of_chunk[kTokenTiles];
+          const Vector packed[1] = {weights[chunk * kWarp]};
+          POLYSPEC_UNROLL
+          for (int t = 0; t < kTokenTiles; ++t)
+            x_of_chunk[t] = x_of[(chunk * kTokenTiles + t) * kWarp];
+          multiply_chunk<T>(packed, x_of_chunk, group);
+        }
+        add_group(y, group, of_x, scales);
+        x_of += chunks * kTokenTiles * kWarp;
+        x_sums_of += kTokenTiles * 4;
+        at += group_bytes;
+      }
+      ring.release();
+    }
+    ++of_warp;
+    POLYSPEC_UNROLL
+    for (int f = 0; f < 2 * kTokenTiles; ++f) {
+      for (int j = 0; j < 4; ++j)
+        shared.sums[turn][warp][f][lane][j] = y.of[f / kTokenTiles][f % kTokenTiles][j];
+    }
+    if (ctas == 1) {
+      __syncthreads();  // the sums are there, and those of the tile before last are read
+    } else {
+      __cluster_barrier_arrive();
+      __cluster_barrier_wait();
+    }
+    // The CTA writes the tile of its rank.
+    const auto sum_of = [&](int s, int f, int l, int j) {
+      float* const mine = &shared.sums[turn][(rank << slices_shift) + (s & (slices - 1))][f][l][j];
+      if (ctas == 1) return *mine;
+      return *static_cast<float*>(
+          __cluster_map_shared_rank(mine, static_cast<unsigned>(s >> slices_shift)));
+    };
+    POLYSPEC_ROLLED
+    for (int at = threadIdx.x; at < 2 * kTokenTiles * kWarp * 4; at += kThreads) {
+      const int j = at % 4, l = at / 4 % kWarp, f = at / (4 * kWarp);
+      float sum = sum_of(4, f, l, j) + sum_of(0, f, l, j);
+      POLYSPEC_UNROLL
+      for (int s = 1; s < kWarps / 2; ++s) sum += sum_of(s + 4, f, l, j) + sum_of(s, f, l, j);
+      const int64_t output =
+          int64_t{tile + rank} * kTileOutputs + f / kTokenTiles * 16 + l / 4 + j / 2 * 8;
+      const int64_t token = f % kTokenTiles * kTokenTile + l % 4 * 2 + j % 2;
+      if (token < p.tokens && output < p.shape.outputs)
+        core::convert_output(sum, static_cast<T*>(p.y) + token * p.y_stride + output);
+    }
+  }
+  if (ctas > 1) {  // no CTA leaves while another may read its sums
+    __cluster_barrier_arrive();
+    __cluster_barrier_wait();
+  }
+#endif
+}
+
+}  // namespace polyspec::cuda
