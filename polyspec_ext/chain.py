@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import torch
 
-from . import arguments, inputs
+from . import arguments, inputs, rooms
 from .arguments import Switch
 from .chat import StopStrings, ends_of_turn, fitted_prompt, has_template, prompt_of_text
 from .drafters import (
@@ -34,7 +34,7 @@ from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
 from .levels.products import with_adapters, without_wrapper
 from .outputs import Answer, Output, StoppedRow, Stream, TargetTokenizer, alternatives
-from .policies import WindowPolicy
+from .policies.base import WindowPolicy
 from .runtime.batch import Batch, CacheOwner
 from .runtime.engine import Engine, Observer
 from .runtime.plan import ChainConfig, Operators, default_rounds
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .inputs import Rules
-    from .kv_cache.prefixes import Prefixes
-    from .runtime.graphs import Graphs
+    from .rooms import Graphs
 
 _KEPT = 16384  # tokens in the prefix cache of `cache_prompt`
 _STATES = 8  # texts in that cache of a level whose state cannot be truncated
@@ -153,13 +152,9 @@ class Chain:
         if sync_each_step is not None:
             arguments.flag("sync_each_step", sync_each_step)
         if graphs is not None and not isinstance(graphs, bool):
-            from .runtime.graphs import Graphs  # rounds on the CPU need none
-
-            arguments.instance("graphs", graphs, Graphs)
+            arguments.instance("graphs", graphs, rooms.Graphs)
         if isinstance(policy, str):
-            from .policies import named  # most chains have constant windows
-
-            policy = named(policy)
+            policy = rooms.named(policy)
         arguments.instance("policy", policy, WindowPolicy)
         arguments.instance("operators", operators, Operators)
         if pack is not None:
@@ -238,12 +233,12 @@ class Chain:
         Raises:
             TypeError, ValueError: as for `ps.plan`.
         """
-        from .planning.planner import load_or_plan  # imports this module
-
         inputs.refuse(cls.planned, options, lacks=["rules"])
         arguments.flag("consider", consider)
         own: dict[str, Any] = {"pack": pack, "seconds": seconds, "batch": batch}
-        return load_or_plan(cls, levels, prompts, max_new_tokens, options, consider=consider, **own)
+        return rooms.load_or_plan(
+            cls, levels, prompts, max_new_tokens, options, consider=consider, **own
+        )
 
     @classmethod
     def from_plan(cls, path: str | Path) -> Chain:
@@ -271,7 +266,7 @@ class Chain:
         names = [*self.names[: len(verifiers)], *[self.names[-1]] * len(below)]
         self.owner = CacheOwner(list(zip(names, [*verifiers, *below], strict=True)))
         self._tokenizer = TargetTokenizer(verifiers[0], names[0])
-        self._prefixes: Prefixes | None = None  # of calls with `cache_prompt`
+        self._prefixes: rooms.Prefixes | None = None  # of calls with `cache_prompt`
         levels: list[BatchedLevel] = [
             batched(level, name) for level, name in zip(verifiers, self.names, strict=False)
         ]
@@ -393,9 +388,7 @@ class Chain:
             if value is not None or name not in Parameters.__annotations__
         }
         if penalty is not None:
-            from .rules import with_penalty
-
-            given["rules"] = with_penalty(options.get("rules"), penalty)
+            given["rules"] = rooms.with_penalty(options.get("rules"), penalty)
         return cast("Parameters", of_file | given)
 
     @property
@@ -568,9 +561,7 @@ class Chain:
         arguments.function("observe", observe, none=True)
         inputs.require_batches(self.names, self.engine.parts, len(requests))
         if cache_prompt:
-            from .kv_cache.prefixes import Prefixes
-
-            self._prefixes = self._prefixes or Prefixes(_KEPT, _STATES)
+            self._prefixes = self._prefixes or rooms.Prefixes(_KEPT, _STATES)
             self._prefixes.capacity = _KEPT + sum(len(request.tokens) for request in requests)
         return Batch(
             self.engine,
@@ -798,9 +789,7 @@ def _graphs(graphs: bool | Graphs | None, devices: set[torch.device]) -> Graphs 
             "graphs: expected all levels on one CUDA device, given "
             + ", ".join(sorted(map(str, devices)))
         )
-    from .runtime.graphs import CudaRecorder, Graphs
-
-    return Graphs(CudaRecorder(device))
+    return rooms.Graphs(rooms.CudaRecorder(device))
 
 
 def _require_apart(name: str, levels: Sequence[object], above: Sequence[object]) -> None:

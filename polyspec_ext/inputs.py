@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 
-from . import arguments
+from . import arguments, rooms
 from .drafters.base import BatchedDrafter
 from .levels.base import BatchedLevel, EncodedInput
 from .sampling import RowProcessor, Sampling, fresh_seed, row_seeds
 
 if TYPE_CHECKING:
-    from .rules import LogitsRules
+    from .rooms import LogitsRules
 
     Rules = LogitsRules | Sequence[LogitsRules | None] | None
 
@@ -130,9 +130,8 @@ def _processors(
 ) -> list[RowProcessor]:
     if rules is None:
         return []
-    from .rules import LogitsRules
 
-    arguments.instance("rules", rules, LogitsRules)
+    arguments.instance("rules", rules, rooms.LogitsRules)
     return [rules.for_request(num_prompt_tokens, eos, vocab_size)] if rules.changes else []
 
 
@@ -166,14 +165,11 @@ def refuse(call: Callable[..., Any], options: Mapping[str, Any], lacks: Sequence
         return
     from transformers import GenerationConfig
 
-    from .rules import LogitsRules
-
     name = others[0]
     near = difflib.get_close_matches(name, known, 1, 0.8)
     hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(known)}"
-    here = _HERE | {
-        rule.name: f"rules=ps.LogitsRules({rule.name}=...)" for rule in fields(LogitsRules)
-    }
+    rules = fields(rooms.LogitsRules) if rooms.has("LogitsRules") else ()
+    here = _HERE | {rule.name: f"rules=ps.LogitsRules({rule.name}=...)" for rule in rules}
     if here.get(name, "").partition("=")[0] in known:
         hint = f"; here {here[name]}"
     elif name in _OF_GENERATE or hasattr(GenerationConfig(), name):

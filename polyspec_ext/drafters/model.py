@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import arguments
+from .. import arguments, rooms
 from ..errors import ERROR_BITS, RequestError
 from ..levels.base import (
     BatchedLevel,
@@ -157,12 +157,10 @@ class DraftModel:
             block = draw_chain(inputs, *options)
             self.num_forward_passes += block.tokens.shape[1]
             return block
-        from .trees import draw_paths  # most chains draft one path
-
         if inputs.most > DEEPEST:
             inputs = replace(inputs, lengths=inputs.lengths.less(0, DEEPEST), most=DEEPEST)
         self.num_forward_passes += inputs.most
-        return draw_paths(inputs, *options, self.paths, self.beam)
+        return rooms.draw_paths(inputs, *options, self.paths, self.beam)
 
 
 def draw_chain(

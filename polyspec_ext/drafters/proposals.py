@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import rooms
 from ..arguments import LOGITS_DTYPES, require_ids, row_integers, wrong_kind
 from ..errors import add_note
 from ..levels.base import Ints, PromptBatch
@@ -296,9 +297,7 @@ def _require_tree(
         raise ValueError(
             f"{name}: expected as many parents as tokens, {len(tokens)}, given {len(parents)}"
         )
-    from .trees import require_parents
-
-    require_parents(name, parents, most)
+    rooms.require_parents(name, parents, most)
     if deterministic and len(set(zip(parents, tokens, strict=True))) < len(tokens):
         raise ValueError(
             f"{name}: expected the children of a node to differ where there are no draft logits, "

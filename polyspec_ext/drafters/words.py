@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +12,12 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from .. import rooms
 from ..arguments import listed, shown
 from ..levels import HuggingFaceLevel, Level, Options, load_model
 from ..levels.fused import can_pack
 from ..levels.sources import is_copy, level_for, load_path, original, require_level
 from .base import BatchedDrafter, Drafter
-from .checkpoint import HEADS, head_of, serves_heads
 from .model import BEAM, DraftModel
 
 
@@ -46,41 +45,34 @@ def _named(options: Options) -> Iterator[None]:
 def _load_copy(word: str, options: Options) -> Any:
     """Load a copy of a model with 4-bit weights; "w4" without a model copies the target and shares
     its cache."""
-    from ..quantization import stored_w4  # most chains have no copy
-
     name = options.name
     if is_copy(word):
         # With the checkpoint's data type, unless the caller names another.
         dtype = options.dtype or "auto"
         whole = load_model(original(word), dtype, options.device, blocks=False, name=name)
-        return _resolve(stored_w4(whole, name), options)
+        return _resolve(rooms.stored_w4(whole, name), options)
     target = options.target(f"{word!r} below a Hugging Face model as the target")
-    copy = stored_w4(target.model, name)
+    copy = rooms.stored_w4(target.model, name)
     pack = target.pack and can_pack(copy)
     return HuggingFaceLevel(copy, shares_cache_with=target, pack=pack, name=word)
 
 
 def _load_trimmed(word: str, options: Options) -> Any:
-    from ..levels.stateful import StatefulLevel
-    from ..quantization import trim
-
     _, size, source = word.split(":", 2)
     whole = resolve(source, replace(options, pack=False))
-    if not isinstance(whole, HuggingFaceLevel | StatefulLevel):
+    if not isinstance(whole, HuggingFaceLevel | rooms.StatefulLevel):
         raise ValueError(f"{options.name}: expected a model to trim, given {source!r}")
     with _named(options):
-        copy = trim(whole.model, None, int(size))
+        copy = rooms.trim(whole.model, None, int(size))
     return _resolve(copy, options)
 
 
 def _load_translated(text: str, options: Options) -> Any:
-    from .translated import TranslatedLevel
-
     if not options.above:
         raise ValueError(f"{options.name}: expected {text!r} below a target, given none above it")
     level = resolve(text.partition(":")[2], options)
     with _named(options):
-        return TranslatedLevel(level, options.above[0])
+        return rooms.TranslatedLevel(level, options.above[0])
 
 
 def _load_paths(word: str, options: Options) -> Any:
@@ -105,18 +97,16 @@ def _resolve(model: Any, options: Options) -> Any:
 
 
 def _load_early_exit(word: str, options: Options) -> HuggingFaceLevel:
-    from ..quantization import early_exit
-
     target = options.target("a target that is a Hugging Face model")
     with _named(options):
-        return early_exit(target, int(word.partition(":")[2]))
+        return rooms.early_exit(target, int(word.partition(":")[2]))
 
 
 def _load_head(element: Any, options: Options) -> BatchedDrafter:
-    kind, source = head_of(element) or ("mtp", element.partition(":")[2])
-    label = f"the {HEADS[kind]} head {source!r}" if kind in HEADS else repr(element)
+    kind, source = rooms.head_of(element) or ("mtp", element.partition(":")[2])
+    label = f"the {rooms.HEADS[kind]} head {source!r}" if kind in rooms.HEADS else repr(element)
     target: Any = options.above[0] if options.above else None
-    if not serves_heads(target):
+    if not rooms.serves_heads(target):
         target = options.target(f"{label} below a Hugging Face model as the target")
     dtype = options.dtype if isinstance(options.dtype, torch.dtype) else None
     source = source or str(getattr(target.model, "name_or_path", "") or "")
@@ -125,8 +115,7 @@ def _load_head(element: Any, options: Options) -> BatchedDrafter:
             f"{options.name}: expected a target with the checkpoint that it was loaded from, or "
             f"'mtp:' in front of that, given {element!r} below {target.name}"
         )
-    name = {"eagle": "Eagle", "dflash": "DFlash", "mtp": "MTP"}[kind]
-    head = getattr(importlib.import_module(f".{kind}", __package__), name)
+    head = getattr(rooms, {"eagle": "Eagle", "dflash": "DFlash", "mtp": "MTP"}[kind])
     return cast(BatchedDrafter, head.from_pretrained(source, target, dtype=dtype))
 
 
@@ -170,7 +159,7 @@ def resolve(thing: Any, options: Options) -> Any:
     word = _WORDS.get(thing.partition(":")[0]) if isinstance(thing, str) else None
     if word is not None and re.fullmatch(f"[^:]+{word.rest}", thing):
         return word.load(thing, options)
-    if head_of(thing):
+    if isinstance(thing, str | Path) and rooms.has("head_of") and rooms.head_of(thing):
         return _load_head(thing, options)
     if isinstance(thing, DraftModel):
         # With a single path it is its level: a chain creates a `DraftModel` for its vocabulary.

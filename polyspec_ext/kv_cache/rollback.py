@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from .. import arguments
+from .. import arguments, rooms
 from ..ops import kv as cache_ops
 from ..tensors import MemoryKey, RowCounts
 from .layers import RollbackLayer, additive, ancestors, query_positions
@@ -250,12 +250,10 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         arguments.model("model", model)
         (window,) = _numbers(1, window=window)
         sinks, slack = _numbers(0, sinks=sinks, slack=slack)
-        from .streaming import StreamingLayer, rotary_frequencies
-
-        frequencies = rotary_frequencies(model, type(model).__name__)
+        frequencies = rooms.rotary_frequencies(model, type(model).__name__)
         cache = cls.for_model(model, batch_size, **options)
         cache.layers = [
-            StreamingLayer(cache.rows, i, window, slack, sinks, frequencies)
+            rooms.StreamingLayer(cache.rows, i, window, slack, sinks, frequencies)
             for i in range(len(cache.types))
         ]
         cache.longest_pass = slack + 1

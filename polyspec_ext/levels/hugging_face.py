@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from .. import arguments
+from .. import arguments, rooms
 from ..kv_cache import SequenceState
 from ..kv_cache import factory as caches
 from ..tensors import MemoryKey, RowCounts, gather
@@ -38,8 +38,6 @@ from .products import without_wrapper
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
-
-    from .shared_cache import Member
 
 
 # Attention with additive masks of any pattern, for rows of different lengths.
@@ -158,7 +156,7 @@ class HuggingFaceLevel(ModelLevel):
             self.adopt(self._make(1))
         self._chunk = min(chunk, self.cache.longest_pass)
         self._reserved = 0
-        self._member: Member | None = None
+        self._member: rooms.Member | None = None
         # Memory of the model's weights; None: to be determined again for a new batch.
         self._weights: MemoryKey | None = None
         # Reason why batches are refused, or None.
@@ -220,10 +218,8 @@ class HuggingFaceLevel(ModelLevel):
             )
 
     def _share(self, other: HuggingFaceLevel | PreTrainedModel) -> None:
-        from .shared_cache import Member, require_same_shape
-
         owner = other if isinstance(other, HuggingFaceLevel) else level_of(other)
-        require_same_shape(self.model, owner.model, self.name)
+        rooms.require_same_shape(self.model, owner.model, self.name)
         for level in (self, owner):
             if not level.supports_batches or not level.cache.takes_rows:
                 raise ValueError(
@@ -231,9 +227,9 @@ class HuggingFaceLevel(ModelLevel):
                     f"{type(level._past).__name__}"
                 )
         if owner._member is None:
-            owner._member = Member(owner)
+            owner._member = rooms.Member(owner)
             _owners[id(owner.model)] = owner
-        self._member = Member(self, owner._member.owner)
+        self._member = rooms.Member(self, owner._member.owner)
         self.adopt(owner.cache)
         self._options["shares_cache_with"] = owner
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import arguments
+from .. import arguments, rooms
 from ..files import is_gguf, path_of
 from ..kv_cache.factory import device_of, name_of
 from ..tensors import IdMap, RowCounts, gather, padded
@@ -291,9 +291,7 @@ def tokenizer_at(location: str | Path, local: bool = False) -> Any:
     path = path_of(location)
     try:
         if is_gguf(path):
-            from .gguf import first_part
-
-            file = first_part(path)
+            file = rooms.first_part(path)
             about = file.stat()
             return copy.deepcopy(_in_file(file.resolve(), about.st_mtime_ns, about.st_size))
         source = str(path if path.exists() else location)
@@ -310,9 +308,7 @@ def tokenizer_at(location: str | Path, local: bool = False) -> Any:
 @functools.lru_cache(maxsize=4)
 def _in_file(file: Path, *_: int) -> Any:
     # Cached, since construction takes seconds.
-    from .gguf import GgufFile, tokenizer_of
-
-    return tokenizer_of(GgufFile(file))
+    return rooms.tokenizer_of(rooms.GgufFile(file))
 
 
 # ---- changes of a level's model ------------------------------------------------------------------

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from .. import arguments, processor, progress
+from .. import arguments, processor, progress, rooms
 from ..arguments import Switch, shown
 from ..files import begins, is_gguf, path_of
 from ..kv_cache.factory import device_of, is_stateful
@@ -24,10 +24,6 @@ from .fused import can_pack, fuses_on_cuda
 from .hugging_face import HuggingFaceLevel, level_of
 from .models import is_encoder_decoder
 from .products import packs_by_default
-
-if TYPE_CHECKING:
-    from .encoder_decoder import EncoderDecoderLevel
-    from .stateful import StatefulLevel
 
 # Advice for files that are no models, by the end of their names.
 _BESIDE = "; the directory is wanted that holds it, with a config.json beside it"
@@ -71,18 +67,14 @@ class Source:
         """Whether it is a GGUF file with blocks of weights that levels multiply directly."""
         if self.file is None:
             return False
-        from .gguf import GgufFile, has_blocks
-
-        return has_blocks(GgufFile(self.file))
+        return rooms.has_blocks(rooms.GgufFile(self.file))
 
     def config(self) -> Any:
         """Return the model's configuration."""
         from transformers import AutoConfig
 
         if self.file is not None:
-            from .gguf import GgufFile, config_of
-
-            return config_of(GgufFile(self.file), torch.float32)
+            return rooms.config_of(rooms.GgufFile(self.file), torch.float32)
         return AutoConfig.from_pretrained(self.location)
 
     def model(self, kind: Any, dtype: Any) -> Any:
@@ -152,9 +144,7 @@ def model_source(name: str, location: str | Path) -> Source:
     if path.is_file():
         _require_weights(name, path)
     if is_gguf(path):
-        from .gguf import first_part
-
-        return Source(str(path), first_part(path))
+        return Source(str(path), rooms.first_part(path))
     try:
         validate_repo_id(text)
         local = isinstance(location, Path) or path.exists()
@@ -247,16 +237,14 @@ def load_model(
     choice = arguments.loaded_dtype("dtype", dtype) or default
     with found(name, location) as source, progress.loading():
         if source.file is not None:
-            from .gguf import GgufFile, gguf_model, has_blocks
-
-            file = GgufFile(source.file)
+            file = rooms.GgufFile(source.file)
             blocks = blocks and where.type == "cpu"
-            as_blocks = blocks and has_blocks(file)
+            as_blocks = blocks and rooms.has_blocks(file)
             if blocks and not as_blocks:
                 progress.note(f"{name}: dequantising {source.file.name}: no tensor in blocks")
             default = torch.float32 if as_blocks else torch.bfloat16
             kind = choice if isinstance(choice, torch.dtype) else default
-            model = gguf_model(file, kind, as_blocks)
+            model = rooms.gguf_model(file, kind, as_blocks)
         else:
             encodes = not source.is_adapter and source.config().is_encoder_decoder
             model = source.model(AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM, choice)
@@ -274,12 +262,12 @@ def load(
     pack: bool = False,
     blocks: bool = True,
     name: str = "location",
-) -> HuggingFaceLevel | EncoderDecoderLevel | StatefulLevel:
+) -> HuggingFaceLevel | rooms.EncoderDecoderLevel | rooms.StatefulLevel:
     """Load a level from a model id, directory or GGUF file. Arguments and errors are as in
     `load_model`; `pack` as in `HuggingFaceLevel`."""
     model = load_model(location, dtype, device, blocks=blocks, name=name)
     options = {} if is_encoder_decoder(model) else {"pack": pack}
-    level: HuggingFaceLevel | EncoderDecoderLevel | StatefulLevel
+    level: HuggingFaceLevel | rooms.EncoderDecoderLevel | rooms.StatefulLevel
     level = level_class(model)(model, **options)
     return level
 
@@ -287,13 +275,9 @@ def load(
 def level_class(model: Any) -> Any:
     """Return the class of level for a model of `transformers`."""
     if is_encoder_decoder(model):
-        from .encoder_decoder import EncoderDecoderLevel
-
-        return EncoderDecoderLevel
+        return rooms.EncoderDecoderLevel
     if is_stateful(model):
-        from .stateful import StatefulLevel
-
-        return StatefulLevel
+        return rooms.StatefulLevel
     return HuggingFaceLevel
 
 

@@ -12,20 +12,16 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
-from .. import arguments
+from .. import arguments, rooms
 from ..policies.base import RoundRecorder, RoundReport, StepReport, WindowPolicy
 from ..sampling import LogitsProcessors, RequestProcessors
 from ..stats import LevelStats, Stats, StatsRecorder
 from .engine import Committed, Engine, Observer
 from .prefill import Reading
 from .rows import Row
-
-if TYPE_CHECKING:
-    from ..kv_cache.prefixes import Copies, Prefixes
 
 _ENDED = operator.attrgetter("ended")
 
@@ -179,7 +175,7 @@ class Batch:
         policy: WindowPolicy | None = None,
         processors: LogitsProcessors | None = None,
         observe: Observer | None = None,
-        prefixes: Prefixes | None = None,
+        prefixes: rooms.Prefixes | None = None,
         isolates: bool = False,
         traces: bool = False,
         reports: bool = False,
@@ -247,12 +243,12 @@ class Batch:
             for row in rows:
                 row.models = row.models or models
 
-    def _find(self, row: Row) -> dict[int, Copies]:
+    def _find(self, row: Row) -> dict[int, rooms.Copies]:
         if self._prefixes is None:
             return {}
         return self._prefixes.find(row.tokens[:-1], self._engine.caches.ahead)
 
-    def _open(self, row: Row, copies: Mapping[int, Copies]) -> Reading:
+    def _open(self, row: Row, copies: Mapping[int, rooms.Copies]) -> Reading:
         reading = self._engine.caches.open(row, copies, self._plain)
         for stats in {id(counts): counts for counts in (row.stats, self.stats)}.values():
             stats.num_cached_tokens += reading.begin

@@ -13,10 +13,11 @@ import operator
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from .. import rooms
 from ..drafters.base import (
     BatchedDrafter,
     DraftBlock,
@@ -53,11 +54,6 @@ from .rows import (
     origins,
 )
 
-if TYPE_CHECKING:
-    from ..drafters.features import HiddenWindow
-    from ..drafters.trees import PendingTree, TreePass
-    from .graphs import Graphs, Passes, Queue
-
 _ENDED = operator.attrgetter("ended")
 # Counts of kept lengths on the host, and on the device.
 _KEPT: tuple[Callable[[Any], RowCounts], ...] = (RowCounts, partial(RowCounts, None))
@@ -73,8 +69,8 @@ class Verified(NamedTuple):
     the ids of the text."""
 
     sent: Step
-    passes: Passes | None
-    nodes: TreePass | None
+    passes: rooms.Passes | None
+    nodes: rooms.TreePass | None
     logits: torch.Tensor
     hidden: Hidden | None
     skipped: torch.Tensor | None
@@ -126,7 +122,7 @@ class Engine:
         levels: Sequence[BatchedLevel],
         drafter: BatchedDrafter | None,
         *,
-        graphs: Graphs | None = None,
+        graphs: rooms.Graphs | None = None,
         sync_each_step: bool | None = None,
     ) -> None:
         self.config, self.graphs = config, graphs
@@ -153,11 +149,9 @@ class Engine:
         self._planner = RoundPlanner(config, self.parts, can, graphs is not None)
         self.caches = Caches(config, self.parts, self._layers)
         self.recovers = self.traces = False
-        self._passes: Passes | None = None  # captured passes of steps that the host reads
+        self._passes: rooms.Passes | None = None  # captured passes of steps that the host reads
         if graphs is not None and any(member.capabilities.keeps_lengths for member in self.parts):
-            from .graphs import Passes
-
-            self._passes = Passes(graphs, usual.max_pending)
+            self._passes = rooms.Passes(graphs, usual.max_pending)
         self.slots: list[Row] = []
         # Current level and step (None: all rows), for messages.
         self._at_work: tuple[int, Step | None] | None = None
@@ -183,12 +177,10 @@ class Engine:
     def _empty_rows(self, batch: int) -> Rows:
         return Rows(StateRows(self._count, batch), hidden=self._no_states(batch))
 
-    def _no_states(self, batch: int) -> HiddenWindow | None:
+    def _no_states(self, batch: int) -> rooms.HiddenWindow | None:
         if not self._layers:
             return None
-        from ..drafters.features import HiddenWindow
-
-        return HiddenWindow(batch, torch.device("cpu"))
+        return rooms.HiddenWindow(batch, torch.device("cpu"))
 
     def fill(self, readings: Sequence[Reading]) -> None:
         """Start the rows of a new batch from readings of their texts."""
@@ -364,10 +356,8 @@ class Engine:
         self._rounds_left = 1 if forced else planner.lasting(plan, rows, self.slots, active)
 
     @cached_property
-    def _queue(self) -> Queue:
-        from .graphs import Queue  # rounds that the host follows need none
-
-        return Queue(self.config, self.parts, self._gives_hidden, self.graphs)
+    def _queue(self) -> rooms.Queue:
+        return rooms.Queue(self.config, self.parts, self._gives_hidden, self.graphs)
 
     @property
     def _on_host(self) -> bool:
@@ -472,10 +462,8 @@ class Engine:
         states = None if rows.hidden is None else rows.hidden.states()
         inputs = self._draft_input(step, drafter, states, any(forced))
         if any(forced):
-            from .forced import draft_behind  # only grammars need the import
-
             id_map = self.config.id_maps[-1]
-            block, drafts = draft_behind(drafter, inputs, forced, id_map, self._trees)
+            block, drafts = rooms.draft_behind(drafter, inputs, forced, id_map, self._trees)
         else:
             block, drafts = drafter.draft(inputs), True
         if self._trees or block.parents is not None:
@@ -618,7 +606,7 @@ class Engine:
         self._hand_up(step, read, emitted, result.statistics, paths)
         return emitted.tokens, emitted.logprobs, read.logits
 
-    def _read(self, step: Step, tree: PendingTree | None) -> Verified:
+    def _read(self, step: Step, tree: rooms.PendingTree | None) -> Verified:
         """Read the unread tokens and the pending tokens or trees of a step with its level."""
         number, sent, passes, nodes = step.level, step, None, None
         level = self._levels[number - 1]
@@ -650,8 +638,8 @@ class Engine:
         return Verified(sent, passes, nodes, logits, output.hidden, output.skipped)
 
     def _tree_block(
-        self, tree: PendingTree, step: Step, lag: int, layers: tuple[int, ...]
-    ) -> tuple[TreePass, InputBlock]:
+        self, tree: rooms.PendingTree, step: Step, lag: int, layers: tuple[int, ...]
+    ) -> tuple[rooms.TreePass, InputBlock]:
         """Return the nodes of a tree after at most `lag` unread tokens, and the block of a level
         that reads them."""
         rows, number = self._rows, step.level
@@ -670,7 +658,7 @@ class Engine:
         self,
         processors: RequestProcessors,
         step: Step,
-        tree: PendingTree | None,
+        tree: rooms.PendingTree | None,
         logits: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the logits of a verification after the processors, and an allow-mask that remains
@@ -697,7 +685,7 @@ class Engine:
 
     def _verify_tree(
         self,
-        tree: PendingTree,
+        tree: rooms.PendingTree,
         step: Step,
         read: Verified,
         q: RowBuffer | None,

@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
+from .. import rooms
 from ..drafters.base import levels_of
 from ..errors import named
 from ..levels.base import Admitting, Hidden, PromptBatch
@@ -23,9 +24,6 @@ from ..stats import StatsRecorder
 from ..tensors import RowCounts, padded
 from .plan import ChainConfig, Member, RoundPlan, round_plan
 from .rows import Row, Rows, StateRows
-
-if TYPE_CHECKING:
-    from ..kv_cache.prefixes import Copies
 
 _AHEAD = 512  # maximum new tokens with room in the caches when a row joins
 
@@ -154,7 +152,7 @@ class Caches:
         whole = {number for number, _ in can} - set(able)
         return [] if set(able) - apart and whole - apart else able
 
-    def open(self, row: Row, found: Mapping[int, Copies], plain: bool) -> Reading:
+    def open(self, row: Row, found: Mapping[int, rooms.Copies], plain: bool) -> Reading:
         """Return the reading of a request's text, which begins with copies by level. If requests
         decode with the target alone (`plain`), lower levels read the text when they draft."""
         numbers = self.can_begin()

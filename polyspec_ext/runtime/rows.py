@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from .. import rooms
 from ..drafters.base import DraftBlock, RowBuffer
 from ..inputs import Request
 from ..ops import schedule, unchecked
@@ -22,10 +23,6 @@ from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
 from ..sampling import LogitsProcessors, RequestProcessors, Words, stacked
 from ..stats import LevelStats, Stats
 from ..tensors import IdMap, MemoryKey, RowCounts, RowParameters, moved, on_device
-
-if TYPE_CHECKING:
-    from ..drafters.features import HiddenRing, HiddenWindow
-    from ..drafters.trees import PendingTree
 
 _CPU = torch.device("cpu")
 
@@ -445,9 +442,9 @@ class PendingRows:
         self.max_pending: Sequence[int] = ()
         self.tables: dict[int, RowBuffer | None] = {}
         self.tail_has_statistics = True
-        self.tree: PendingTree | None = None
+        self.tree: rooms.PendingTree | None = None
         # Trees drafted without host synchronisation, by depth, with their rows.
-        self._trees: dict[int, tuple[PendingTree, RowBuffer | None]] = {}
+        self._trees: dict[int, tuple[rooms.PendingTree, RowBuffer | None]] = {}
 
     def take(self, level: int, device: torch.device) -> RowBuffer | None:
         """Return the rows of the tokens that `level`, on `device`, verifies, ``[B, N, Vd]``; None:
@@ -539,11 +536,9 @@ class PendingRows:
         """Append the trees of a draft; copied to a fixed address unless the host reads the rows,
         and then required to be valid unless `checked`. `name` is the drafter's, `vocab_size` that
         of the level above."""
-        from ..drafters.trees import PendingTree, require_tree  # only trees need the import
-
         if step.host is not None and not checked:
-            require_tree(name, block, step.host.lengths, vocab_size)
-        tree = PendingTree.of(block, step.plan.lengths, step.most)
+            rooms.require_tree(name, block, step.host.lengths, vocab_size)
+        tree = rooms.PendingTree.of(block, step.plan.lengths, step.most)
         if step.host is not None:
             self.tree = tree if block.rows is None else tree.with_repeats()
             return
@@ -576,7 +571,7 @@ class Rows:
     drafter that reads them."""
 
     def __init__(
-        self, state: StateRows, on_host: bool = True, hidden: HiddenWindow | None = None
+        self, state: StateRows, on_host: bool = True, hidden: rooms.HiddenWindow | None = None
     ) -> None:
         self.state, self.on_host, self.hidden = state, on_host, hidden
         self.parameters = RowParameters(state.batch, state.device)
@@ -628,7 +623,7 @@ class Rows:
         processors: LogitsProcessors,
         logits: torch.Tensor,
         step: Step,
-        tree: PendingTree | None,
+        tree: rooms.PendingTree | None,
     ) -> torch.Tensor:
         """Return the logits of a verification after the processors, float32."""
         changed = logits.to(torch.float32, copy=True)
@@ -643,7 +638,7 @@ class Rows:
         processors: RequestProcessors,
         shape: Sequence[int],
         step: Step,
-        tree: PendingTree | None,
+        tree: rooms.PendingTree | None,
     ) -> Words:
         """Return the allow-masks ``[B, W, ceil(V / 32)]`` for a verification with logits of `shape`
         ``[B, W, V]``."""
@@ -656,7 +651,7 @@ class Rows:
         return allowed
 
     def _texts(
-        self, step: Step, tree: PendingTree | None
+        self, step: Step, tree: rooms.PendingTree | None
     ) -> Iterator[tuple[int, slice, torch.Tensor]]:
         """Yield for each slot of a step: the slot, a slice of rows of the level's logits, and the
         text that the last of these rows follows."""
@@ -685,6 +680,6 @@ class Rows:
             tensors += [tensor for tensor in pending.tree if tensor is not None]
         form: tuple[int | bool, ...] = (level == 1 and not pending.tail_has_statistics,)
         if self.hidden is not None and self.hidden.width and (level == levels or hidden):
-            tensors += cast("HiddenRing", self.hidden).tensors
+            tensors += cast("rooms.HiddenRing", self.hidden).tensors
             form = (*form, self.hidden.width)
         return MemoryKey(self, tensors, form)

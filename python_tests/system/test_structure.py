@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import polyspec_ext
+from polyspec_ext import rooms
 
 ROOT = Path(polyspec_ext.__file__).parent
 
@@ -27,7 +28,7 @@ KNOWN_PRIVATE: set[tuple[str, str]] = set()
 # Folders, and modules that lie in none, from the ground up. Each imports from earlier rows only,
 # and from the root not at all.
 LAYERS = (
-    {"columns", "errors", "files", "progress", "stats"},
+    {"columns", "errors", "files", "progress", "rooms", "stats"},
     {"arguments", "processor"},
     {"sampling"},
     {"grammar"},
@@ -47,8 +48,8 @@ LAYERS = (
     {"cli"},
     {"__main__"},
 )
-# Imports within a function of what lies above: `Chain.planned` asks the planner, which runs chains.
-WHEN_CALLED = {("polyspec_ext.chain", "polyspec_ext.planning.planner")}
+# The table of rooms imports them at the first use of a name.
+AT_FIRST_USE = "polyspec_ext.rooms"
 
 # Named with an underscore by somebody else, for everybody: methods of named tuples, the extension
 # module, torch's own.
@@ -120,16 +121,9 @@ def import_graph(trees: Mapping[str, ast.Module], root: Path, package: str) -> d
 
 
 def graph_of_the_package() -> dict[str, set[str]]:
-    """Return the imports of the package but for `WHEN_CALLED`."""
-    trees = sources(ROOT, "polyspec_ext")
-    graph = import_graph(trees, ROOT, "polyspec_ext")
-    for module, other in WHEN_CALLED:
-        trees[module].body = [
-            node for node in trees[module].body if isinstance(node, ast.Import | ast.ImportFrom)
-        ]
-        assert other not in imports(module, trees[module], trees, False)
-        graph[module].remove(other)
-    return graph
+    """Return the imports of the package but for `AT_FIRST_USE`."""
+    graph = import_graph(sources(ROOT, "polyspec_ext"), ROOT, "polyspec_ext")
+    return {**graph, AT_FIRST_USE: set()}
 
 
 def folded(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
@@ -212,6 +206,147 @@ def test_folders_import_from_lower_layers_only() -> None:
     listed = [name for row in LAYERS for name in row]
     assert sorted(listed) == sorted({name.split(".")[1] for name in graph if "." in name})
     assert not upward(graph, LAYERS)
+
+
+# ---- the core and the rooms ----------------------------------------------------------------------
+
+# Parts that a three-level chain of models does not need, from below: modules, and packages with a
+# star. All other modules are the core. A room may use the core and the rooms above it in this list.
+ROOMS = {
+    "captured graphs": {"runtime.graphs"},
+    "grammar and rules": {"grammar", "rules", "runtime.forced"},
+    "prefix cache": {"kv_cache.prefixes"},
+    "policies": {"policies.adaptive"},
+    "streaming drafts": {"kv_cache.streaming"},
+    "GGUF": {"levels.gguf", "ops.blocks"},
+    "hybrids": {"levels.stateful"},
+    "encoder-decoder": {"levels.encoder_decoder"},
+    "shared caches and copies": {"levels.shared_cache", "ops.int4", "quantization.*"},
+    "trees": {"drafters.trees"},
+    "heads": {f"drafters.{name}" for name in (
+        "checkpoint", "dflash", "eagle", "features", "heads", "mtp"
+    )},
+    "translated vocabularies": {"drafters.translated"},
+    "switching": {"drafters.switching"},
+    "planning": {"columns", "planning.*"},
+    "transformers": {"integrations.processors", "integrations.transformers"},
+    "serving": {"integrations.prometheus", "serving.*"},
+    "vLLM": {"integrations.draft_chain", "integrations.vllm.*"},
+    "command line": {"__main__", "cli.*", "tiny.*"},
+}  # fmt: skip
+# Tables of public names, which import a module at the first use of a name.
+PUBLIC_NAMES = {"polyspec_ext", "polyspec_ext.policies"}
+
+
+def room_of(module: str) -> str | None:
+    """Return the room of a module; None: the core."""
+    name = module.removeprefix("polyspec_ext.")
+    for room, modules in ROOMS.items():
+        packages = (one.removesuffix(".*") for one in modules if one.endswith(".*"))
+        if name in modules or any(f"{name}.".startswith(f"{package}.") for package in packages):
+            return room
+    return None
+
+
+def test_the_core_names_no_room() -> None:
+    graph = graph_of_the_package()
+    found = {
+        (module, other)
+        for module, others in graph.items()
+        for other in others
+        if room_of(module) is None and room_of(other) is not None and module not in PUBLIC_NAMES
+    }
+    assert found == set()
+    assert all(room_of(f"polyspec_ext.{module}") for module in rooms.NAMES)
+
+
+def test_rooms_use_rooms_below_alone() -> None:
+    floor = {room: number for number, room in enumerate(ROOMS)}
+    found = {
+        (module, other)
+        for module, others in graph_of_the_package().items()
+        for other in others
+        if (room := room_of(module)) and (below := room_of(other)) and floor[below] > floor[room]
+    }
+    assert found == set()
+
+
+def without_rooms(folder: Path, gone: set[str]) -> None:
+    """Copy the package to `folder` without the rooms `gone`."""
+    for path in ROOT.rglob("*"):
+        name = ".".join(["polyspec_ext", *path.relative_to(ROOT).with_suffix("").parts])
+        room = room_of(name.removesuffix(".__init__"))
+        if path.suffix in (".py", ".so") and room not in gone:
+            into = folder / "polyspec_ext" / path.relative_to(ROOT)
+            into.parent.mkdir(parents=True, exist_ok=True)
+            into.symlink_to(path)
+
+
+_ALONE = """
+import importlib, sys
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+import polyspec_ext
+levels = [f"{sys.argv[1]}/tiny/{name}" for name in ("target", "middle", "drafter")]
+chain = polyspec_ext.Chain(levels, window=[5, 3])
+options = {"temperature": 0.8, "top_p": 0.9, "seed": 1}
+for sampling in ({}, options):
+    print(chain.generate([[1, 2, 3], [4]], 8, **sampling).new_tokens)
+"""
+
+
+def run_without(folder: Path, gone: set[str]) -> str:
+    """Import what is left, and generate with three levels; return the tokens."""
+    without_rooms(folder, gone)
+    left = [m for m in sources(ROOT, "polyspec_ext") if room_of(m) not in gone]
+    left = [m for m in left if m != "polyspec_ext.__main__" and ".vllm" not in m]
+    words = [sys.executable, "-c", _ALONE, str(ROOT), *left]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=folder)
+    return done.stdout
+
+
+def test_the_core_runs_alone(tmp_path: Path) -> None:
+    """And generates the tokens that it generates with all rooms."""
+    script = [sys.executable, "-c", _ALONE, str(ROOT)]
+    whole = subprocess.run(script, capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    assert run_without(tmp_path, set(ROOMS)) == whole.stdout
+
+
+# Tests of what the core promises that need no room.
+CORE_TESTS = ("kv_cache/test_rollback.py", "runtime/test_batches.py")
+
+
+def test_the_tests_of_the_core_pass_alone(tmp_path: Path) -> None:
+    without_rooms(tmp_path, set(ROOMS))
+    tests = ROOT.parent / "python_tests"
+    for path in ("conftest.py", "slow.txt", *CORE_TESTS):
+        into = tmp_path / "python_tests" / path
+        into.parent.mkdir(parents=True, exist_ok=True)
+        into.write_bytes((tests / path).read_bytes())
+    (tmp_path / "python_tests/support").symlink_to(tests / "support")
+    (tmp_path / "pyproject.toml").symlink_to(ROOT.parent / "pyproject.toml")
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "python_tests"]
+    words += ["-k", "not False"]  # sync_each_step=False needs the room of captured graphs
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert " passed" in done.stdout
+
+
+def rooms_that_need(room: str) -> set[str]:
+    """Return a room, and all rooms that import it or one of these."""
+    graph = graph_of_the_package()
+    needed = {room}
+    for name in ROOMS:  # from below
+        others = {room_of(o) for m, others in graph.items() if room_of(m) == name for o in others}
+        if needed & others:
+            needed.add(name)
+    return needed
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_can_be_deleted(room: str, tmp_path: Path) -> None:
+    """With the rooms that use it; everything else can be imported, and chains run."""
+    assert run_without(tmp_path, rooms_that_need(room))
 
 
 def test_private_names_stay_in_their_file() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ... import arguments
-from ...policies import Adaptive, named
+from ...policies.adaptive import Adaptive, named
 
 if TYPE_CHECKING:
     from ..draft_chain import DraftChain

@@ -1,0 +1,92 @@
+"""The rooms: parts of the package that a chain of models needs only where it uses them.
+
+Modules of the core use a room by its names here, as in ``rooms.Graphs``, which imports the room at
+the first use. They name no room elsewhere. `python_tests/system/test_structure.py` lists the rooms.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .drafters.checkpoint import HEADS as HEADS
+    from .drafters.checkpoint import head_of as head_of
+    from .drafters.checkpoint import serves_heads as serves_heads
+    from .drafters.dflash import DFlash as DFlash
+    from .drafters.eagle import Eagle as Eagle
+    from .drafters.features import HiddenRing as HiddenRing
+    from .drafters.features import HiddenWindow as HiddenWindow
+    from .drafters.mtp import MTP as MTP
+    from .drafters.translated import TranslatedLevel as TranslatedLevel
+    from .drafters.trees import PendingTree as PendingTree
+    from .drafters.trees import TreePass as TreePass
+    from .drafters.trees import draw_paths as draw_paths
+    from .drafters.trees import require_parents as require_parents
+    from .drafters.trees import require_tree as require_tree
+    from .kv_cache.prefixes import Copies as Copies
+    from .kv_cache.prefixes import Prefixes as Prefixes
+    from .kv_cache.streaming import StreamingLayer as StreamingLayer
+    from .kv_cache.streaming import rotary_frequencies as rotary_frequencies
+    from .levels.encoder_decoder import EncoderDecoderLevel as EncoderDecoderLevel
+    from .levels.gguf import GgufFile as GgufFile
+    from .levels.gguf import config_of as config_of
+    from .levels.gguf import first_part as first_part
+    from .levels.gguf import gguf_model as gguf_model
+    from .levels.gguf import has_blocks as has_blocks
+    from .levels.gguf import tokenizer_of as tokenizer_of
+    from .levels.shared_cache import Member as Member
+    from .levels.shared_cache import require_same_shape as require_same_shape
+    from .levels.stateful import StatefulLevel as StatefulLevel
+    from .planning.planner import load_or_plan as load_or_plan
+    from .policies.adaptive import named as named
+    from .quantization import early_exit as early_exit
+    from .quantization import stored_w4 as stored_w4
+    from .quantization import trim as trim
+    from .rules import LogitsRules as LogitsRules
+    from .rules import with_penalty as with_penalty
+    from .runtime.forced import draft_behind as draft_behind
+    from .runtime.graphs import CudaRecorder as CudaRecorder
+    from .runtime.graphs import Graphs as Graphs
+    from .runtime.graphs import Passes as Passes
+    from .runtime.graphs import Queue as Queue
+
+NAMES = {
+    "drafters.checkpoint": ("HEADS", "head_of", "serves_heads"),
+    "drafters.dflash": ("DFlash",),
+    "drafters.eagle": ("Eagle",),
+    "drafters.features": ("HiddenRing", "HiddenWindow"),
+    "drafters.mtp": ("MTP",),
+    "drafters.translated": ("TranslatedLevel",),
+    "drafters.trees": ("PendingTree", "TreePass", "draw_paths", "require_parents", "require_tree"),
+    "kv_cache.prefixes": ("Copies", "Prefixes"),
+    "kv_cache.streaming": ("StreamingLayer", "rotary_frequencies"),
+    "levels.encoder_decoder": ("EncoderDecoderLevel",),
+    "levels.gguf": (
+        "GgufFile", "config_of", "first_part", "gguf_model", "has_blocks", "tokenizer_of",
+    ),
+    "levels.shared_cache": ("Member", "require_same_shape"),
+    "levels.stateful": ("StatefulLevel",),
+    "planning.planner": ("load_or_plan",),
+    "policies.adaptive": ("named",),
+    "quantization": ("early_exit", "stored_w4", "trim"),
+    "rules": ("LogitsRules", "with_penalty"),
+    "runtime.forced": ("draft_behind",),
+    "runtime.graphs": ("CudaRecorder", "Graphs", "Passes", "Queue"),
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in NAMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f".{module}", __package__), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def has(name: str) -> bool:
+    """Return whether the files of the room that has `name` are there."""
+    module = next(module for module, names in NAMES.items() if name in names)
+    return importlib.util.find_spec(f".{module}", __package__) is not None
