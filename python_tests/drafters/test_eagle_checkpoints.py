@@ -186,6 +186,31 @@ def test_ids_that_the_mask_contradicts(target: Any, tmp_path: Path) -> None:
         load(save(FIRST, {**weights_of(FIRST, 4), "t2d": mask}, tmp_path), target)
 
 
+def test_ids_in_any_order_draft_the_same_tokens(target, tmp_path, monkeypatch) -> None:
+    draft, drafted = ps.Eagle.draft, []
+
+    def watched(self: ps.Eagle, inputs: Any) -> Any:
+        block = draft(self, inputs)
+        drafted.append(block.tokens.tolist())
+        return block
+
+    monkeypatch.setattr(ps.Eagle, "draft", watched)
+    ordered = weights_of(THIRD, 4)
+    ids = torch.arange(40) + ordered["d2t"]
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
+    mixed = {
+        **ordered,
+        "d2t": ids[order] - torch.arange(40),
+        "lm_head.weight": ordered["lm_head.weight"][order].contiguous(),
+    }
+    for name, weights in (("ordered", ordered), ("mixed", mixed)):
+        head = load(save(THIRD, weights, tmp_path / name), target)
+        chain = ps.Chain([ps.HuggingFaceLevel(target), head], [4])
+        chain.generate([3, 1, 4, 1, 5], 20, eos_token_id=[])
+    half = len(drafted) // 2
+    assert drafted[:half] == drafted[half:] != []
+
+
 def test_ids_out_of_the_vocabulary(target: Any, tmp_path: Path) -> None:
     whole = weights_of(THIRD, 4)
     for offsets in (whole["d2t"] + 64, torch.zeros(40, dtype=torch.int64) - torch.arange(40)):

@@ -181,6 +181,28 @@ def test_the_accepted_path_stays_in_the_cache(monkeypatch, window, beam) -> None
     assert len(seen) > 15
 
 
+def test_paths_with_equal_last_tokens_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ancestors of a path's node are the tokens that the path has drawn."""
+    draft, depths = DraftModel.draft, []
+
+    def watched(self: DraftModel, inputs: Any) -> Any:
+        block = draft(self, inputs)
+        tokens, parents = block.tokens[0].tolist(), block.parents[0].tolist()
+        for node in range(len(tokens)):
+            text, at = [], node
+            while at >= 0:
+                text.append(tokens[at])
+                at = parents[at]
+            assert text == tokens[node % 3 : node + 1 : 3][::-1]
+            depths.append(len(text))
+        return block
+
+    monkeypatch.setattr(DraftModel, "draft", watched)
+    chain = ps.Chain([TreeLevel(3, 11), DraftModel(TreeLevel(3, 12), paths=3)], [4])
+    chain.generate(PROMPT, 30, temperature=1.0, seed=1, eos_token_id=[])
+    assert max(depths) == 4
+
+
 def test_paths_end_at_a_depth() -> None:
     """However large the window is."""
     chain = ps.Chain([TreeLevel(6, 11), DraftModel(TreeLevel(6, 12), paths=2)], [40])

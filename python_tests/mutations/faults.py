@@ -1817,6 +1817,58 @@ FAULTS = (
         ("python_tests/ops/test_attention.py::test_is_attention[(4, 4)-torch.float32]",),
     ),
     Fault(
+        "drafters: paths that meet again are one",
+        "polyspec_ext/drafters/trees.py",
+        "self._same &= depth",
+        "self._same = depth",
+        ("python_tests/drafters/test_paths.py::test_paths_with_equal_last_tokens_stay_apart",),
+    ),
+    Fault(
+        "drafters: rows of a head stay unsorted where their ids are sorted",
+        "polyspec_ext/drafters/eagle.py",
+        "weight.copy_(weight[order.to(weight.device)])",
+        "weight.copy_(weight)",
+        (
+            "python_tests/drafters/test_eagle_checkpoints.py::test_ids_in_any_order_draft_the_same_tokens",
+        ),
+    ),
+    Fault(
+        "drafters: states of a middle level replace the target's",
+        "polyspec_ext/drafters/features.py",
+        "read = (above - begin).clamp_min(0)",
+        "read = torch.zeros_like(begin)",
+        (
+            "python_tests/runtime/test_seams.py::test_a_drafter_reads_the_states_of_the_target_where_it_has_them",
+        ),
+    ),
+    Fault(
+        "runtime: a filter that a single row sets is off in all rows",
+        "polyspec_ext/tensors.py",
+        "if all(row.greedy or getattr",
+        "if any(row.greedy or getattr",
+        (
+            "python_tests/runtime/test_parameters.py::test_a_filter_of_one_row_stays_beside_rows_without_it[{'top_k': 1}]",
+        ),
+    ),
+    Fault(
+        "serving: a chunked body is read whole before it is refused",
+        "polyspec_ext/serving/api.py",
+        "            if len(body) > self.limits.body:\n                raise too_long\n        return",
+        "        if len(body) > self.limits.body:\n            raise too_long\n        return",
+        (
+            "python_tests/serving/test_endpoint_limits.py::test_a_chunked_body_is_refused_before_its_end",
+        ),
+    ),
+    Fault(
+        "policies: the slowest step is what steps cost",
+        "csrc/src/policy/step_times.cpp",
+        "return values[(n - 1) / 2];",
+        "return values[n - 1];",
+        (
+            "python_tests/policies/test_adaptive.py::test_a_single_slow_step_changes_no_window[Joint]",
+        ),
+    ),
+    Fault(
         "cpu: zeros of 4-bit groups are left out",
         "csrc/src/cpu/int4_product.cpp",
         "totals[n][m] = fused(zero, scales[m].sum, fused(sum, scale, totals[n][m]));",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
 from collections.abc import Sequence
@@ -148,6 +149,17 @@ def test_times_are_a_function_of_the_window() -> None:
         chosen = rounds(kind(guard=False), [0.8], steep, [3], 600)
         assert max(chosen) >= [5]
         assert sum(w <= 4 for (w,) in chosen[-100:]) > 80, chosen[-100:]
+
+
+@pytest.mark.parametrize("kind", [policies.Online, policies.Joint])
+def test_a_single_slow_step_changes_no_window(kind: type[policies.Adaptive]) -> None:
+    count = itertools.count()
+
+    def interrupted(level: int, tokens: int) -> float:
+        return linear(level, tokens) * (50 if next(count) in (800, 801) else 1)
+
+    quiet, busy = (rounds(kind(guard=False), [0.8], x, [4], 600) for x in (linear, interrupted))
+    assert quiet[400:420] == busy[400:420]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,7 @@ from toy_trees import TreeDrafter, TreeLevel
 import polyspec_ext as ps
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput, HiddenStates
 from polyspec_ext.levels import RowCounts
-from polyspec_ext.levels.base import LevelCapabilities, PromptBatch
+from polyspec_ext.levels.base import InputBlock, LevelCapabilities, LevelOutput, PromptBatch
 
 V = 5
 PROMPT = [1, 3, 0]
@@ -58,6 +58,45 @@ def test_a_level_of_a_users_own() -> None:
     chain = ps.Chain([OwnLevel(), HiddenDrafter()])
     out = chain.generate(PROMPT, max_new_tokens=20)
     assert torch.equal(out.sequences, ps.Chain([ToyLevel(V, 1)]).generate(PROMPT, 20).sequences)
+
+
+class Marked(TreeLevel):
+    """A level whose states have the level's number."""
+
+    capabilities = LevelCapabilities(batches=True, hidden_states=True, trees=True)
+
+    def __init__(self, number: int) -> None:
+        super().__init__(V, 1, f"level {number}")  # all are accepted
+        self._number = number
+
+    def prefill(self, prompts: PromptBatch) -> Any:
+        states = super().prefill(prompts)
+        return {layer: torch.full_like(x, self._number) for layer, x in states.items()}
+
+    def forward(self, block: InputBlock) -> LevelOutput:
+        out = super().forward(block)
+        hidden = out.hidden or {}
+        marked = {layer: torch.full_like(x, self._number) for layer, x in hidden.items()}
+        return out._replace(hidden=marked)
+
+
+def test_a_drafter_reads_the_states_of_the_target_where_it_has_them() -> None:
+    levels, sources = [Marked(1), Marked(2)], set()
+
+    class Sources(HiddenDrafter):
+        def draft(self, inputs: DraftInput) -> DraftBlock:
+            assert inputs.hidden is not None
+            text, begin = inputs.text(0).tolist(), int(inputs.hidden.positions[0])
+            read = len(levels[0].caches[0])
+            assert levels[0].caches[0] == text[:read]
+            for at in range(int(inputs.hidden.counts[0])):
+                source = int(inputs.hidden.layers[LAYER][0, at, 0])
+                assert source == (1 if begin + at < read else 2)
+                sources.add(source)
+            return DraftBlock((text[-1] + torch.arange(1, inputs.most + 1))[None] % V)
+
+    ps.Chain([*levels, Sources()], [4, 2]).generate(PROMPT, 60, eos_token_id=[])
+    assert sources == {1, 2}
 
 
 @pytest.mark.parametrize(

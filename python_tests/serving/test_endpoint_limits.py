@@ -248,6 +248,14 @@ def test_a_body_of_10_mb_is_refused_before_it_is_read(narrow: Served, chunked: b
     wait_for(lambda: narrow.counts()["active"] == 0)
 
 
+def test_a_chunked_body_is_refused_before_its_end(narrow: Served) -> None:
+    lines = (f"POST {TEXT} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json",
+             "Transfer-Encoding: chunked", "", "")  # fmt: skip
+    with connection(narrow.port) as client:
+        client.sendall("\r\n".join(lines).encode() + b"61a80\r\n" + b"x" * 400_000 + b"\r\n")
+        assert b" 413 " in client.recv(100)
+
+
 def test_a_key_is_asked_for(chains: tuple[ps.Chain, ps.Chain]) -> None:
     with Served(chains[1], chains[1], api_key="s3cret") as one:
         others = (None, "Bearer other", "s3cret", "Basic s3cret", "Bearer", "Bearer s3cret x")
