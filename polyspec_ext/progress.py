@@ -1,5 +1,5 @@
-"""Progress bars, notes and phases on standard error: bars and notes only on a terminal, phases of a
-long command always."""
+"""Progress bars, notes and phases on standard error: notes only on a terminal, phases of a long
+command always, bars as a line every ten seconds off a terminal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,29 @@ from typing import Any
 
 from tqdm import tqdm
 
+_SECONDS = 10.0  # between two lines off a terminal
+
+
+class _Lines(tqdm):  # type: ignore[misc]
+    """A bar in lines, the first after `_SECONDS`."""
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        if not getattr(self, "ends", False) and not self.disable:
+            self.fp.write(f"{self}\n")
+            self.fp.flush()
+
+    def close(self) -> None:
+        self.ends = True
+        super().close()
+
 
 def bar(things: Any = None, **options: Any) -> Any:
-    """Return a tqdm bar over `things`, or to be updated by hand; silent off a terminal."""
-    return tqdm(things, file=sys.stderr, disable=None, **options)
+    """Return a tqdm bar over `things`, or to be updated by hand."""
+    if on_terminal():
+        return tqdm(things, file=sys.stderr, **options)
+    lines: dict[str, Any] = {"leave": False, "ncols": 0}
+    lines |= {"delay": _SECONDS, "mininterval": _SECONDS, "maxinterval": _SECONDS}
+    return _Lines(things, file=sys.stderr, disable=sys.stderr is None, **{**options, **lines})
 
 
 def on_terminal() -> bool:

@@ -24,6 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from .. import progress
 from ..kv_cache import RollbackCache
 from ..kv_cache.factory import device_of
 from ..kv_cache.layers import takes
@@ -570,7 +571,16 @@ def pack_layers(module: _Model, merge: bool = True) -> _Model:
     """Return a copy of `module` with packed linear layers, which shares all other parameters and
     buffers. On the CPU, later changes of its linear weights have no effect on the copy. Only plain
     `nn.Linear` layers are packed. With `merge`, projections of the same input share a product."""
-    copied: _Model = replaced(module, is_packable, pack_linear, merge)
+    count = sum(map(is_packable, module.modules()))
+    shown = {"desc": "packing", "unit": " layers", "delay": 1.0, "leave": False}
+    with progress.bar(total=count, **shown) as bar:
+
+        def pack(layers: Sequence[nn.Linear]) -> nn.Module:
+            product = pack_linear(layers)
+            bar.update(len(layers))
+            return product
+
+        copied: _Model = replaced(module, is_packable, pack, merge)
     return copied
 
 

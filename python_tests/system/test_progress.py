@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,6 +84,33 @@ def test_phases_stand_in_a_log_and_notes_do_not(monkeypatch, capsys, terminal) -
         progress.note("by the way")
     assert stream.getvalue() == "measuring\n" + ("by the way\n" if terminal else "")
     assert capsys.readouterr().out == ""
+
+
+def test_a_long_bar_is_a_line_from_time_to_time_off_a_terminal(monkeypatch) -> None:
+    monkeypatch.setattr(progress, "_SECONDS", 0.2)
+    with shown(monkeypatch, False) as stream:
+        assert list(progress.bar(range(2), desc="short")) == [0, 1]
+        assert stream.getvalue() == ""
+        for _ in progress.bar(range(6), desc="file.gguf", unit=" layers"):
+            time.sleep(0.1)
+    lines = stream.getvalue().splitlines()
+    assert 2 <= len(lines) <= 3
+    assert all(re.search(r"^file\.gguf: .*\d/6 ", line) for line in lines)
+    assert "\r" not in stream.getvalue()
+
+
+def test_packing_counts_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+
+    def counted(things: Any = None, **options: Any) -> Any:
+        made = SimpleNamespace(update=counts.append)
+        counts.append(-options["total"])
+        return contextlib.nullcontext(made)
+
+    model = levels.load_model(tiny.path("drafter"))
+    monkeypatch.setattr(progress, "bar", counted)
+    levels.HuggingFaceLevel(model, pack=True)
+    assert counts[0] < 0 == sum(counts)
 
 
 OVERHEAD = ["overhead", "--levels", "2", "--batch", "1", "--turns", "1", "--json"]
