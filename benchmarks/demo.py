@@ -35,7 +35,7 @@ from polyspec_ext import columns, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.chat import prompt_of_text
 from polyspec_ext.cli import INTERRUPTED, options
-from polyspec_ext.cli.generate import SHIPPED, print_text, speed, tokenizer_of
+from polyspec_ext.cli.generate import SHIPPED, print_text, tokenizer_of
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.models import has_quantised_layers, level_line
 from polyspec_ext.stats import Stats, merge
@@ -112,7 +112,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     else:
         print(f"Question: {questions[0]}\nAnswer:", end="", flush=True)
         text = print_text(stream, tokenizer)
-        words = f"({_label(chains[-1]).partition(':')[0]}: {speed(stream.stats)})\n"
+        words = f"({_label(chains[-1]).partition(':')[0]}: {stream.stats.speed})\n"
         print(columns.wrapped(words + (SHIPPED if shipped else "")), end="\n\n", flush=True)
     target = levels["target"]
     entries = contenders(target, chains)

@@ -12,7 +12,7 @@ from .chat import FittedPrompt, StopStrings
 from .runtime.batch import Batch
 from .runtime.rows import Row
 from .sampling import Alternatives, likeliest
-from .stats import Stats
+from .stats import Stats, SummaryRow, html
 
 
 class TargetTokenizer:
@@ -72,6 +72,25 @@ class Output:
     finish_reasons: list[str] = field(default_factory=list)
     alternatives: list[list[Alternatives]] = field(default_factory=list, repr=False)
     stopped_text: list[str] | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        """Return a line per row, then the statistics."""
+        rows = [
+            f"  row {name}: {count} tokens, {ended}, seed {seed}"
+            for name, (count, ended, seed) in self._rows()
+        ]
+        return "\n".join([f"Output of {len(rows)} rows", *rows, repr(self.stats)])
+
+    def _repr_html_(self) -> str:
+        heads = ("new tokens", "ended by", "seed")
+        return html("row", heads, self._rows(), self.stats.speed)
+
+    def _rows(self) -> list[SummaryRow]:
+        shown = zip(self.new_tokens, self.finish_reasons, self.seeds, strict=False)
+        return [
+            (str(number), (str(len(tokens)), ended, str(seed)))
+            for number, (tokens, ended, seed) in enumerate(shown)
+        ]
 
     @property
     def text(self) -> list[str]:

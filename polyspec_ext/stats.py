@@ -27,6 +27,9 @@ _NAME = 20  # columns of a level's name
 _POSITIONS = 14  # positions that fit in a line
 
 
+SummaryRow = tuple[str, Sequence[str]]  # name and cells
+
+
 @dataclass(slots=True)
 class LevelStats:
     """Statistics of a level for a request.
@@ -186,11 +189,57 @@ class Stats:
             plain["tokens_per_second"] = None
         return {**plain, "levels": [level.to_dict() for level in self.levels]}
 
+    @property
+    def speed(self) -> str:
+        """Tokens and seconds in a line."""
+        prefill, decoding = self.prefill_seconds * 1e3, self.decode_seconds * 1e3
+        return (
+            f"{self.num_new_tokens} tokens, {self.tokens_per_second:.1f} tokens/s "
+            f"(prefill {prefill:.1f} ms, decoding {decoding:.1f} ms)"
+        )
+
+    def __repr__(self) -> str:
+        """Return the speed, and a line per level."""
+        lines = [self.speed]
+        for number, level in enumerate(self.levels, 1):
+            line = f"  level {number} {level.name}: {level.num_forward_passes} passes, "
+            line += f"{level.seconds * 1e3:.1f} ms"
+            if level.num_drafts:
+                line += (
+                    f", mean acceptance length {level.mean_acceptance_length:.2f}, "
+                    f"rate {level.draft_acceptance_rate:.2f}"
+                )
+            lines.append(line)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        heads = ("passes", "ms", "drafts", "mean acceptance length", "rate")
+        rows = []
+        for level in self.levels:
+            cells = [str(level.num_forward_passes), f"{level.seconds * 1e3:.1f}"]
+            if level.num_drafts:
+                cells += [str(level.num_drafts), f"{level.mean_acceptance_length:.2f}"]
+                cells.append(f"{level.draft_acceptance_rate:.2f}")
+            rows.append((level.name, cells))
+        return html("level", heads, rows, self.speed)
+
     def table(self) -> str:
         """Format a line per level, then acceptance by position."""
         lines = [*_summary(self), "", *_levels(self)]
         verified = [(n, level) for n, level in enumerate(self.levels, 1) if level.num_drafts]
         return "\n".join([*lines, *(["", *_positions(verified)] if verified else [])])
+
+
+def html(corner: str, heads: Sequence[str], rows: Sequence[SummaryRow], above: str = "") -> str:
+    """Return a table for notebooks, with a line of text above it."""
+    from html import escape  # slow to import
+
+    shown = [
+        "".join(f"<{cell}>{escape(text)}</{cell}>" for text in (name, *cells))
+        for cell, (name, cells) in [("th", (corner, heads)), *(("td", row) for row in rows)]
+    ]
+    body = "".join(f"<tr>{row}</tr>" for row in shown)
+    return f"<p>{escape(above)}</p>" * bool(above) + f"<table>{body}</table>"
 
 
 class StatsRecorder:

@@ -27,7 +27,6 @@ from .generate import (
     samples,
     sampling_of,
     show_prompt,
-    speed,
     tokenizer_of,
 )
 
@@ -74,7 +73,7 @@ class Conversation:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args, self._request = args, sampling_of(args, 1)
-        self.chain = build_chain(args)
+        self.chain = build_chain(args, looks_up=True)
         self._request = followed(self.chain, self._request)
         self._tokenizer = tokenizer_of(args)
         if not has_template(self._tokenizer):
@@ -211,7 +210,7 @@ def _figures(stats: Stats) -> str:
     ]
     accepted = f"; mean acceptance length {', '.join(lengths)}" if lengths else ""
     read = stats.num_prompt_tokens - stats.num_cached_tokens
-    return f"{speed(stats)}; prompt of {stats.num_prompt_tokens} tokens, {read} read{accepted}"
+    return f"{stats.speed}; prompt of {stats.num_prompt_tokens} tokens, {read} read{accepted}"
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from .. import columns, tiny
+from .. import columns, progress, tiny
 from ..chain import Chain
 from ..chat import ChatPrompt, StopStrings, ends_of_turn, has_template, prompt_of_text
 from ..files import ChainFile
@@ -23,7 +23,6 @@ from ..levels import tokenizer_at
 from ..levels.sources import model_source, original
 from ..outputs import Output, Stream
 from ..runtime.batch import Batch
-from ..stats import Stats
 from .options import SWITCHES, add_chain_options
 
 SHIPPED = (
@@ -73,8 +72,26 @@ def samples(request: dict[str, Any]) -> bool:
     return any(temperature) if isinstance(temperature, list) else bool(temperature)
 
 
-def build_chain(args: argparse.Namespace) -> Chain:
-    """Build the chain of the options."""
+def _with_lookup(
+    args: argparse.Namespace, target: str | Path, options: dict[str, Any]
+) -> Chain | None:
+    """Return the chain of a target alone with prompt lookup and a policy; None: the options choose
+    windows, or nothing can draft for this target."""
+    if args.window is not None or args.rounds is not None or args.tail:
+        return None
+    try:
+        chain = Chain([target, "prompt-lookup"], **{**options, "policy": args.policy or "joint"})
+    except (TypeError, ValueError):
+        return None
+    progress.phase(
+        "no --draft: prompt lookup drafts, and rests where it does not pay; a smaller model of the "
+        "same vocabulary may gain more"
+    )
+    return chain
+
+
+def build_chain(args: argparse.Namespace, looks_up: bool = False) -> Chain:
+    """Build the chain of the options; `looks_up`: a target alone with prompt lookup."""
     if args.chain is not None:
         return _saved_chain(args)
     names = ("rule", "dtype", "device", "rounds", "tail", "policy")
@@ -83,6 +100,10 @@ def build_chain(args: argparse.Namespace) -> Chain:
     if args.target is None and not args.middle and not args.draft:
         return tiny.chain(window=args.window, **chosen)
     target = tiny.path("target") if args.target is None else args.target
+    if looks_up and not args.middle and not args.draft:
+        chain = _with_lookup(args, target, chosen)
+        if chain is not None:
+            return chain
     levels = [("--target", target), *(("--middle", path) for path in args.middle)]
     if args.draft:
         levels.append(("--draft", args.draft))
@@ -216,30 +237,6 @@ class Colours:
         return f"\x1b[{';'.join(codes)}m{piece}\x1b[0m" if codes and piece else piece
 
 
-def speed(stats: Stats) -> str:
-    """Format tokens and seconds in a line."""
-    return (
-        f"{stats.num_new_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s "
-        f"(prefill {stats.prefill_seconds * 1e3:.1f} ms, decoding {stats.decode_seconds * 1e3:.1f} "
-        "ms)"
-    )
-
-
-def summary(stats: Stats) -> str:
-    """Format speed and the work of each level in a few lines."""
-    lines = [speed(stats)]
-    for number, level in enumerate(stats.levels, 1):
-        line = f"  level {number} {level.name}: {level.num_forward_passes} passes, "
-        line += f"{level.seconds * 1e3:.1f} ms"
-        if level.num_drafts:
-            line += (
-                f", mean acceptance length {level.mean_acceptance_length:.2f}, "
-                f"rate {level.draft_acceptance_rate:.2f}"
-            )
-        lines.append(line)
-    return "\n".join(lines)
-
-
 # ---- the command ---------------------------------------------------------------------------------
 
 
@@ -295,7 +292,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(blocks), end="")
     if args.target is None:
         print(columns.wrapped(SHIPPED), file=sys.stderr)
-    print(stats.table() if args.stats else summary(stats), file=sys.stderr)
+    print(stats.table() if args.stats else stats, file=sys.stderr)
     if args.seed == [None] and samples(request):  # to sample the same text again
         print(f"--seed {','.join(map(str, seeds))}", file=sys.stderr)
     return 0

@@ -184,7 +184,8 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         ("--middle", "MODEL", several, "level between target and draft, or 'w4', the target's "
          "4-bit copy over the target's cache; may be repeated"),
         ("--draft", "MODEL", {}, "model directory or id, or 'prompt-lookup', 'suffix', 'ngram', "
-         "'mtp' or 'early-exit:K'"),
+         "'mtp' or 'early-exit:K' (default of chat and serve for a --target alone: 'prompt-lookup' "
+         "with --policy joint)"),
         ("--window", "MU,K", {"type": COUNTS_OR_NONE}, "tokens that each level but the last waits "
          "for, target first"),
         ("--rounds", "R,...", {"type": COUNTS_OR_NONE}, "blocks from below after which a level "

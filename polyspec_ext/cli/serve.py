@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     elif key is None:
         print("note: anyone who reaches this machine may use it; --api-key", file=sys.stderr)
     listener = _listen(args.host, args.port)  # before models are loaded, which takes long
-    chain = build_chain(args)
+    chain = build_chain(args, looks_up=True)
     endpoint = Endpoint(
         Server(
             chain,

@@ -21,6 +21,7 @@ from ..drafters import elements
 from ..files import ChainFile, Element
 from ..inputs import Parameters, Prompt
 from ..levels.models import is_sharded, level_line
+from ..stats import html
 from .measure import (
     MOST,
     MOST_ABOVE,
@@ -53,6 +54,7 @@ from .theory import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_SHOWN = 10  # chains in a short report
 RUNNERS_UP = 3  # chains run with `verify`, beside the recommendation and plain decoding
 _MEASURING = 0.75  # share of the time; the rest is for trials
 _TRYING = 0.25  # share of the time, in addition, for both rules
@@ -409,6 +411,14 @@ class Plan:
         """Return the whole report."""
         return self.report(verbose=True)
 
+    def __repr__(self) -> str:
+        """Return the verdict and the fastest chains."""
+        return self.report()
+
+    def _repr_html_(self) -> str:
+        heads, rows = _rows(_best(self.candidates), self.plain, False)
+        return html("chain", heads, rows, _verdict(self.recommended, self.plain))
+
     def sources(self) -> list[str]:
         """Return the path, id or word of each element of the recommended chain.
 
@@ -658,13 +668,37 @@ def _verdict(best: Candidate, plain: Candidate) -> str:
     return columns.wrapped(text)
 
 
+def _best(ranked: Sequence[Candidate]) -> list[Candidate]:
+    sizes: dict[int, Candidate] = {}
+    for c in ranked:
+        sizes.setdefault(len(c.parts), c)
+    best = [*ranked[:_SHOWN], *sizes.values()]
+    return [c for c in ranked if any(c is other for other in best)]
+
+
 def _rates(ranked: Sequence[Candidate], plain: Candidate, verbose: bool) -> str:
-    """Return a table of every chain's rate, predicted and, if any chain was run, measured;
-    `verbose`: also rates of decoding, without prefills."""
+    """Return a table of rates: of every chain if `verbose`, else of `_best`, a line each."""
+    heads, rows = _rows(ranked if verbose else _best(ranked), plain, verbose)
+    if not verbose:
+        room = columns.WIDTH - sum(
+            2 + max(map(len, column)) for column in zip(heads, *(r for _, r in rows), strict=True)
+        )
+        rows = [(name if len(name) <= room else f"{name[: room - 3]}...", r) for name, r in rows]
+    title = "predicted for whole calls"
+    if len(rows) < len(ranked):
+        title += f": {len(rows)} of {len(ranked)} chains, all with --verbose"
+    return f"{title}\n{columns.table('chain', heads, rows)}"
+
+
+def _rows(
+    ranked: Sequence[Candidate], plain: Candidate, verbose: bool
+) -> tuple[list[str], list[columns.Row]]:
+    """Return heads and rows of a table of every chain's rate, predicted and, if any chain was run,
+    measured; `verbose`: also rates of decoding, without prefills."""
     heads = ["tokens/s", "+-", "over plain"]
     heads += ["measured", "over plain"] * any(c.measured_tokens_per_second for c in ranked)
     heads += ["decoding", "tokens/round"] * verbose
-    rows = []
+    rows: list[columns.Row] = []
     for c in ranked:
         over = c.predicted_tokens_per_second / plain.predicted_tokens_per_second
         cells = [f"{c.predicted_tokens_per_second:.1f}", f"{100 * c.uncertainty:.1f} %"]
@@ -675,7 +709,7 @@ def _rates(ranked: Sequence[Candidate], plain: Candidate, verbose: bool) -> str:
         if verbose:
             cells += [f"{c.predicted_decode_tokens_per_second:.1f}", f"{c.length:.2f}"]
         rows.append((_described(c), cells))
-    return f"predicted for whole calls\n{columns.table('chain', heads, rows)}"
+    return heads, rows
 
 
 def _measurements(measured: Measured, parts: Sequence[Part], request: Workload) -> str:

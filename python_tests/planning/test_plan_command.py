@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -210,6 +211,19 @@ def test_the_whole_report_fits_a_terminal(planned: ps.Plan) -> None:
     assert "per step outside the levels" in " ".join(planned.report(verbose=True).split())
     assert str(planned) == planned.report(verbose=True)
     assert max(map(len, str(planned).splitlines())) <= 80
+
+
+def test_a_short_report_has_the_best_of_each_number_of_levels(planned: ps.Plan) -> None:
+    fastest = planned.candidates[0]
+    alike = [dataclasses.replace(fastest) for _ in range(12)]
+    slow = dataclasses.replace(fastest, parts=(0,), windows=())
+    long = dataclasses.replace(fastest, parts=(0, 1, 1, 1, 1))
+    many = dataclasses.replace(planned, candidates=[*alike, slow, dataclasses.replace(slow), long])
+    assert repr(many) == many.report()
+    table = repr(many).partition("over plain\n")[2].splitlines()
+    assert len(table) == 12  # ten, and the other two numbers of levels
+    assert max(map(len, repr(many).splitlines())) <= 80
+    assert many._repr_html_().count("<tr>") == 13
 
 
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:

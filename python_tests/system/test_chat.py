@@ -287,6 +287,18 @@ def test_a_target_without_a_template_continues_text(capsys, untrained, tmp_path)
         assert text in err
 
 
+def test_a_target_alone_looks_drafts_up_and_says_so(capsys, monkeypatch, instruct) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one two one two\n/quit\n"))
+    _, out, err = call(capsys, "chat", "--target", instruct, *SHORT, "--stats")
+    assert "no --draft: prompt lookup drafts" in err
+    assert "2 prompt lookup" in err
+    status, generated, err = call(
+        capsys, "generate", "one two one two", "--target", instruct, *SHORT
+    )
+    assert "prompt lookup" not in err
+    assert (status, generated) == (0, out)
+
+
 def test_a_system_prompt_that_the_template_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = call(capsys, "generate", "Hi", "--system", "x")
     assert status == 2
