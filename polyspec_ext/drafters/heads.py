@@ -47,6 +47,7 @@ Where = tuple[Tensor, Tensor | None]  # positions of pairs, and their mask
 
 _Network = TypeVar("_Network", bound="HeadNetwork")
 _Drafter = TypeVar("_Drafter", bound="HeadDrafter")
+_Passes = TypeVar("_Passes", bound="HeadPasses")
 _FOLLOW_LENGTH = ("dynamic", "longrope")  # rope types that depend on the longest position
 
 
@@ -317,6 +318,13 @@ class HeadPasses:
         """Return the type and its arguments, without the cache, for `copy` and `pickle`."""
         return type(self), (self.network, self._target, self.id_map.drawn)
 
+    def quantised(self: _Passes) -> _Passes:
+        """Return passes of a 4-bit copy of the network and of its output head (`stored_w4`)."""
+        from ..quantization import four_bit_head  # most chains have no copy
+
+        output = Target(self._target).model.get_output_embeddings()
+        return type(self)(four_bit_head(self.network, output), self._target, self.id_map.drawn)
+
     def begin(self, batch: int, capacity: int) -> None:
         """Begin a batch of `batch` rows, the longest of `capacity` tokens."""
         self._weights = self.passes = None
@@ -477,6 +485,7 @@ class HeadDrafter:
         tree: Tree | None = None,
         dtype: torch.dtype | None = None,
         name: str | None = None,
+        w4: bool = False,
     ) -> _Drafter:
         """Load published heads.
 
@@ -491,6 +500,8 @@ class HeadDrafter:
             tree: `DynamicTree()`, a `StaticTree`, or None for a chain. DFlash: None.
             dtype: dtype of the head; None: the target's.
             name: for messages; None: the directory's name, of an MTP head "mtp".
+            w4: round the weights to 4 bits, of a shared output head too, in a copy: drafts read a
+                quarter of the bytes of bfloat16.
 
         Raises:
             TypeError: an argument is of another type.
@@ -502,7 +513,8 @@ class HeadDrafter:
         arguments.dtype("dtype", dtype)
         arguments.label("name", name)
         label = name or (cls.kind if cls.in_target else Path(str(location)).name)
-        return cls(cls._load(location, target, dtype), tree, label)
+        head = cls._load(location, target, dtype)
+        return cls(head.quantised() if w4 else head, tree, label)
 
     @property
     def capabilities(self) -> DrafterCapabilities:

@@ -43,9 +43,11 @@ def _named(options: Options) -> Iterator[None]:
 
 
 def _load_copy(word: str, options: Options) -> Any:
-    """Load a copy of a model with 4-bit weights; "w4" without a model copies the target and shares
-    its cache."""
+    """Load a copy of a model or head with 4-bit weights; "w4" without a model copies the target and
+    shares its cache."""
     name = options.name
+    if is_copy(word) and _is_head(original(word)):
+        return _load_head(original(word), options, w4=True)
     if is_copy(word):
         # With the checkpoint's data type, unless the caller names another.
         dtype = options.dtype or "auto"
@@ -102,7 +104,13 @@ def _load_early_exit(word: str, options: Options) -> HuggingFaceLevel:
         return rooms.early_exit(target, int(word.partition(":")[2]))
 
 
-def _load_head(element: Any, options: Options) -> BatchedDrafter:
+def _is_head(element: Any) -> bool:
+    if not rooms.has("head_of"):
+        return False
+    return str(element).partition(":")[0] == "mtp" or rooms.head_of(element) is not None
+
+
+def _load_head(element: Any, options: Options, w4: bool = False) -> BatchedDrafter:
     kind, source = rooms.head_of(element) or ("mtp", element.partition(":")[2])
     label = f"the {rooms.HEADS[kind]} head {source!r}" if kind in rooms.HEADS else repr(element)
     target: Any = options.above[0] if options.above else None
@@ -116,7 +124,7 @@ def _load_head(element: Any, options: Options) -> BatchedDrafter:
             f"'mtp:' in front of that, given {element!r} below {target.name}"
         )
     head = getattr(rooms, {"eagle": "Eagle", "dflash": "DFlash", "mtp": "MTP"}[kind])
-    return cast(BatchedDrafter, head.from_pretrained(source, target, dtype=dtype))
+    return cast(BatchedDrafter, head.from_pretrained(source, target, dtype=dtype, w4=w4))
 
 
 def _make_lookup(word: str, options: Options) -> Drafter:
@@ -142,7 +150,7 @@ _WORDS: dict[str, _Word] = {
     "eagle": _Word(_load_head, ":.+", "'eagle:DIR', or the directory of a head"),
     "dflash": _Word(_load_head, ":.+", "'dflash:DIR', or the directory of a head"),
     "early-exit": _Word(_load_early_exit, r":\d+", "'early-exit:K' with K layers"),
-    "w4": _Word(_load_copy, "(:.+)?", "'w4' below the target, or 'w4:MODEL'"),
+    "w4": _Word(_load_copy, "(:.+)?", "'w4' below the target, or 'w4:' and a model or head"),
     "trim": _Word(_load_trimmed, r":\d+:.+", "'trim:N:MODEL' with N ids, as 'trim:32000:DIR'"),
     "translated": _Word(_load_translated, ":.+", "'translated:MODEL', of another tokenizer"),
     "paths": _Word(_load_paths, r":[1-9]\d*:.+", "'paths:K:MODEL' with K paths, as 'paths:3:DIR'"),

@@ -20,7 +20,7 @@ from ..kv_cache.factory import name_of
 from ..levels import HuggingFaceLevel
 from ..levels.gguf import BlockLinear, head_rows
 from ..levels.models import eos_ids
-from ..levels.products import TrimmedHead, shallow, with_adapters
+from ..levels.products import TrimmedHead, is_plain, shallow, with_adapters
 from ..ops.int4 import GROUPS
 from .calibration import Hessians, token_ids, with_feedback
 from .weights import (
@@ -334,6 +334,28 @@ def load_w4(model: Any, folder: str | Path) -> Any:
     return with_weights(model, layers, stored.take)
 
 
+def _most_layers(model: Any, name: str) -> tuple[int, dict[str, nn.Linear]]:
+    """Return the largest group for which no fewer layers can be quantised, and these layers."""
+    layers = {group: quantisable(model, group, head=True) for group in _STORED}
+    group = max(_STORED, key=lambda size: (len(layers[size]), size))
+    if not layers[group]:
+        raise ValueError(
+            f"{name}: expected linear layers whose inputs are a multiple of {_STORED[-1]}, given "
+            f"{type(model).__name__} without any"
+        )
+    return group, layers[group]
+
+
+def four_bit_head(network: nn.Module, output: nn.Module) -> Any:
+    """Return a 4-bit copy of a head's network, rounded to the nearest; without `lm_head` it has a
+    copy of `output`, the target's output head."""
+    whole = shallow(network)
+    if getattr(network, "lm_head", None) is None and is_plain(output):
+        whole.lm_head = output
+    group, layers = _most_layers(whole, "w4")
+    return with_weights(whole, layers, lambda name: round_to_nearest(layers[name].weight, group))
+
+
 def stored_w4(model: Any, name: str = "model") -> Any:
     """Create or load the 4-bit copy of a model, rounded to the nearest in groups of 128 inputs, or
     in the largest groups for which no fewer layers can be quantised.
@@ -342,17 +364,11 @@ def stored_w4(model: Any, name: str = "model") -> Any:
     model's shapes and weights; if nothing can be written there, every call creates it. `name` is
     the model's, for messages.
     """
-    layers = {group: quantisable(model, group, head=True) for group in _STORED}
-    group = max(_STORED, key=lambda size: (len(layers[size]), size))
-    if not layers[group]:
-        raise ValueError(
-            f"{name}: expected linear layers whose inputs are a multiple of {_STORED[-1]}, given "
-            f"{type(model).__name__} without any"
-        )
+    group, layers = _most_layers(model, name)
     cache = cache_folder() if model.device.type == "cpu" else None
     if cache is not None:
         digest = hashlib.sha256(str(group).encode())
-        for path, layer in layers[group].items():
+        for path, layer in layers.items():
             # All weights: a model that was trained further may differ in a few rows alone.
             weight = layer.weight.detach().cpu().contiguous()
             check = zlib.crc32(weight.view(torch.uint8).numpy().data)

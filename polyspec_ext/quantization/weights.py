@@ -116,11 +116,11 @@ def quantisable(model: Any, group: int, head: bool = False) -> dict[str, nn.Line
     """Return the linear layers of `model` that 4-bit weights can replace, by name: plain layers
     with a multiple of `group` inputs, with `head` including the output head. A layer at several
     paths has its first name."""
-    output = model.get_output_embeddings()
+    output = None if head else model.get_output_embeddings()
     return {
         name: module
         for name, module in model.named_modules()
-        if (head or module is not output) and is_plain(module) and module.in_features % group == 0
+        if module is not output and is_plain(module) and module.in_features % group == 0
     }
 
 

@@ -118,8 +118,9 @@ def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
     assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("copy", ["", "w4:"], ids=["whole", "4 bits"])
 @pytest.mark.parametrize("kind", ["DFlash", "DSpark"])
-def test_a_drafter_that_knows_the_target_is_accepted(kind: str, tmp_path: Path) -> None:
+def test_a_drafter_that_knows_the_target_is_accepted(kind: str, copy: str, tmp_path: Path) -> None:
     """The target counts up by one. A DFlash that always drafts the likeliest id of a constant state
     is right once a round; a DSpark's Markov head counts on from its own tokens."""
     spark = kind == "DSpark"
@@ -139,7 +140,7 @@ def test_a_drafter_that_knows_the_target_is_accepted(kind: str, tmp_path: Path) 
         weights["markov_head.markov_w2.weight"] = up.clone()
     place = save(v, weights, tmp_path / "head")
     target.save_pretrained(tmp_path / "target")
-    out = ps.Chain([tmp_path / "target", place], [4]).generate(
+    out = ps.Chain([tmp_path / "target", f"{copy}{place}"], [4]).generate(
         [[3], [7, 8, 9]], max_new_tokens=20, eos_token_id=[]
     )
     assert out.sequences[1, :23].tolist() == [i % 32 for i in range(7, 30)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from calls import arguments_of
 from eagle_heads import Variant, config_of, save, weights_of
 from safetensors.torch import save_file
 from small_models import make
@@ -292,7 +293,7 @@ def test_weights_that_are_no_plain_numbers(target: Any, tmp_path: Path) -> None:
 def test_in_a_chain_by_its_directory(target: Any, tmp_path: Path) -> None:
     place = save(FIRST, weights_of(FIRST, 4), tmp_path / "head")
     level = ps.HuggingFaceLevel(target)
-    for given in (str(place), place, f"eagle:{place}"):
+    for given in (str(place), place, f"eagle:{place}", f"w4:{place}", f"w4:eagle:{place}"):
         chain = ps.Chain([level, given], [3])
         assert isinstance(chain.drafter, ps.Eagle)
     with pytest.raises(ValueError, match=r"levels\[0\]: expected the EAGLE head .*nothing above"):
@@ -307,8 +308,9 @@ QUESTIONS = (
 )
 
 
+@pytest.mark.parametrize("copy", ["", "w4:"], ids=["whole", "4 bits"])
 @pytest.mark.parametrize("name", tiny.HEADS)
-def test_shipped_heads_draft_for_the_target(name: str) -> None:
+def test_shipped_heads_draft_for_the_target(name: str, copy: str) -> None:
     place = tiny.path(name)
     assert checkpoint.head_kind(place)
     level = load_level(tiny.path("target"))
@@ -316,7 +318,12 @@ def test_shipped_heads_draft_for_the_target(name: str) -> None:
     assert tokenizer is not None
     prompts = [tokenizer(tiny.prompt_of(question))["input_ids"] for question in QUESTIONS]
     plain = ps.Chain([level]).generate(prompts, max_new_tokens=40)
-    out = ps.Chain([level, place], [4]).generate(prompts, max_new_tokens=40)
+    chain = ps.Chain([level, f"{copy}{place}"], [4])
+    products = torch.ops.polyspec.int4_product.default
+    outputs = {call[2] for call in arguments_of(products, lambda: chain.generate(prompts, 4))}
+    drawn = chain.drafter.config.draft_vocab_size or level.vocab_size  # an output head as well
+    assert (drawn in outputs) == bool(copy)
+    out = chain.generate(prompts, max_new_tokens=40)
     assert torch.equal(out.sequences, plain.sequences)
     # Far above chance, which is 1 in 2,048.
     target = out.stats.levels[0]

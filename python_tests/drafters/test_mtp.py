@@ -69,8 +69,9 @@ def test_greedy_texts_are_plain_decodings(family: str, tmp_path: Path) -> None:
         assert out.new_tokens[b] == plain_greedy(target, prompt, length)[len(prompt) :]
 
 
+@pytest.mark.parametrize("word", ["mtp", "w4:mtp"])
 @pytest.mark.parametrize("reads", ["states", "embeddings"])
-def test_a_head_that_knows_the_target_is_accepted(reads: str, tmp_path: Path) -> None:
+def test_a_head_that_knows_the_target_is_accepted(reads: str, word: str, tmp_path: Path) -> None:
     """A head that counts up with the target, by the state or the embedding of a token."""
     target = target_of("mimo", vocab_size=32)
     reference = Reference("mimo", target, vocab_size=32)
@@ -88,7 +89,7 @@ def test_a_head_that_knows_the_target_is_accepted(reads: str, tmp_path: Path) ->
         pair = (up, none) if reads == "states" else (none, torch.eye(32))
         head.fc = torch.cat(pair, 1)
     place = save(target, reference.tensors(), tmp_path)
-    chain = ps.Chain([place, "mtp"], [4])
+    chain = ps.Chain([place, word], [4])
     out = chain.generate([[3], [7, 8, 9]], max_new_tokens=20, eos_token_id=[])
     assert out.sequences[1, :23].tolist() == [i % 32 for i in range(7, 30)]
     stats = out.stats.levels[0]
