@@ -62,7 +62,7 @@ class FeatureCache:
     ) -> None:
         self._config, self.dtype, self.device = config, dtype, device
         self._feature_size, self._size = feature_size, hidden_size
-        self._cache: RollbackCache | None = None
+        self.cache: Any = None  # the cache of keys and values; None before the first batch
         # Number of pairs of each row; after a round without host synchronisation only the device
         # knows it, at a fixed address.
         self._pairs = RowCounts([])
@@ -71,22 +71,16 @@ class FeatureCache:
         self._zero = torch.zeros((), dtype=dtype, device=device)
 
     @property
-    def cache(self) -> RollbackCache:
-        """The cache of keys and values, for passes."""
-        assert self._cache is not None, "prefill comes first"
-        return self._cache
-
-    @property
     def in_one_place(self) -> bool:
         """Whether the numbers of pairs can stay on the device in the current batch."""
-        return self._cache is not None and self._cache.in_one_place
+        return self.cache is not None and bool(self.cache.in_one_place)
 
     def begin(self, batch: int, capacity: int) -> None:
         """Begin an empty batch of `batch` rows, the longest of `capacity` tokens."""
         self._pairs = RowCounts([0] * batch)
         self._states = torch.zeros(batch, 1, self._size, dtype=self.dtype, device=self.device)
-        if self._cache is None or not self._cache.refit(batch):
-            self._cache = self._empty(batch, capacity)
+        if self.cache is None or not self.cache.refit(batch):
+            self.cache = self._empty(batch, capacity)
 
     def allocate(self, groups: int, width: int) -> None:
         """Allocate keys and values, ``[B, groups, C, width]``, before the first pass."""
@@ -124,7 +118,8 @@ class FeatureCache:
 
     def save(self, row: int, begin: int, end: int) -> Pairs:
         """Return copies of the pairs [begin, end) of a row, by layer."""
-        return self.cache.save(row, begin, end)
+        pairs: Pairs = self.cache.save(row, begin, end)
+        return pairs
 
     def fill(self, row: int, pairs: Sequence[Pairs]) -> None:
         """Replace the pairs of a row by concatenated copies."""
@@ -158,14 +153,13 @@ class FeatureCache:
         """Keep the first ``pairs[b]`` >= 0 pairs of row b, and no drafted pairs. The host knows
         the numbers, except in a round without host synchronisation (`reserve_span`)."""
         left = RowCounts.of(pairs)
-        assert self._cache is not None, "prefill comes first"
         if left.host is None:
             # The cache has these pairs and the drafted pairs.
             torch.minimum(self._memory, left.on(self.device), out=self._memory)
-            self._cache.rows.assign(self._pairs)
+            self.cache.rows.assign(self._pairs)
             return
         self._pairs = RowCounts(list(map(min, self._on_host(), left.host)))
-        self._cache.rollback(self._pairs)
+        self.cache.rollback(self._pairs)
 
     def rollback(self, lengths: Sequence[int] | Tensor) -> None:
         """Keep the pairs of the first ``lengths[b]`` tokens of row b: n tokens have n - 1. Lengths
@@ -224,8 +218,7 @@ class FeatureCache:
             ancestors: ``[B or 1, n, m]`` bool, which of the latest m pairs each node sees; the last
                 n are the nodes.
         """
-        cache, nodes = self._cache, ancestors.shape[2]
-        assert cache is not None, "inputs come first"
+        cache, nodes = self.cache, ancestors.shape[2]
         rows = cache.rows
         cache.prepare(width)
         if rows.at is not None:

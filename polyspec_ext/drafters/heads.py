@@ -116,7 +116,8 @@ class HeadNetwork(nn.Module):
     ) -> Tensor:
         """Return states ``[B, T, H]`` after the fused layers `numbers` of the cache; the rotation
         is ``[B or 1, T, D]``, and `first` as in `LayerOperators`."""
-        rows, slots = cache.rows, cache.memory_of(numbers)
+        rows = cache.rows
+        slots = rows.memory.get(numbers) or cache.memory_of(numbers)
         assert self.operators is not None
         assert slots is not None, "the cache is allocated"
         rows.seen.update(numbers)

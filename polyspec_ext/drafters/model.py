@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -179,19 +179,16 @@ def draw_chain(
         vocab_size: drawn ids are below it; logits are truncated.
     """
     tokens, read, most = inputs.tokens, inputs.counts, inputs.most
-    device = tokens.device
-    even = read.host is not None and min(read.host) == tokens.shape[1]
+    device, every = tokens.device, id_map.drawn is None
+    ids = min(vocab_size, inputs.vocab_size)
     parameters = inputs.parameters.by_device[device].values()
-    rounds, positions, eos = inputs.rounds, inputs.positions, inputs.eos
-    if rounds.device != device:
-        rounds, positions = rounds.to(device), positions.to(device)
+    positions, rounds, entries = _prepared(inputs, device, id_map, ids)
     # Number of tokens that each row has yet to draw. If the host must not wait for the device,
     # every active row draws all.
-    left = None if eos is None else list(inputs.lengths.host or ())
+    left = None if inputs.eos is None else list(cast(Sequence[int], inputs.lengths.host))
+    counts, first = _first_pass(read, tokens.shape[1])
     single = tokens.shape[1] == 1  # as in all later passes
-    counts, first = (None, None) if even else (read, None if single else read.less(1))
-    ids, every = min(vocab_size, inputs.vocab_size), id_map.drawn is None
-    entries = ids if every else id_map.entries_below(ids)
+    wants_rows = inputs.wants_rows
     drafted = tokens.new_empty((tokens.shape[0], most))
     status = torch.empty_like(drafted, dtype=torch.int32)
     rows: RowBuffer | None = None
@@ -202,45 +199,77 @@ def draw_chain(
             logits = logits[..., :entries]
         if inputs.processors is not None:
             assert left is not None, "processors need the host to see the tokens"
-            # Processors change logits by their ids.
-            whole = logits if every else id_map.spread(logits, ids)
-            whole = processed(whole, inputs, left, id_map.to_above(drafted[:, None, :i]))
-            logits = whole if every else id_map.gather(whole, entries)
-        if rows is None and inputs.wants_rows:
+            logits = _after_processors(logits, inputs, left, id_map, ids, drafted[:, None, :i])
+        if wants_rows:
             rows = buffers = row_buffer(inputs.rows, most, logits)
+            wants_rows = False
         # (The level may overwrite its logits in the next pass.)
         tokens = draw(
             logits, parameters, positions, rounds, inputs.level, i, drafted, status, *buffers
         )
         if not every:
             tokens = id_map.to_above(tokens)
+        first = None
         if left is None:
-            if i == 0 and not single:
-                counts, first = read.less(0, 1), None
+            if not single:
+                counts, single = read.less(0, 1), True
             # A token that could not be drawn is -1, and the host has not read it yet.
             tokens = tokens.clamp_min(0)
             continue
-        assert eos is not None
+        assert inputs.eos is not None
         for b, (token,) in enumerate(tokens.tolist()):
             if token < 0:
-                bits = int(status[b, i])
-                if left[b] and bits & ERROR_BITS:
-                    at = int(inputs.positions[b]) + i
-                    raise RequestError(inputs.requests[b], inputs.level, at, bits)
+                _require_drawn(inputs, b, i, left[b], int(status[b, i]))
                 tokens = tokens.clamp_min(0)  # in inactive rows
-            if left[b]:
-                left[b] = 0 if token in eos[b] else left[b] - 1
+            left[b] = 0 if token in inputs.eos[b] else max(left[b] - 1, 0)
         if not any(left):
-            if i + 1 < most:
-                drafted = drafted[:, : i + 1]
+            drafted = drafted[:, : i + 1]
             break
         counts = None if all(left) else RowCounts(left).less(0, 1)
-        first = None
     return DraftBlock(
         drafted if every else id_map.to_above(drafted),
         status=status if left is None else None,
         rows=rows,
     )
+
+
+def _prepared(
+    inputs: DraftInput, device: torch.device, id_map: IdMap, ids: int
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    # Positions and round counts on the device, and the entries of logits with ids below `ids`.
+    entries = ids if id_map.drawn is None else id_map.entries_below(ids)
+    rounds, positions = inputs.rounds, inputs.positions
+    if rounds.device != device:
+        rounds, positions = rounds.to(device), positions.to(device)
+    return positions, rounds, entries
+
+
+def _first_pass(read: RowCounts, width: int) -> tuple[RowCounts | None, RowCounts | None]:
+    # Counts, and the index of the last token of each row; None: as in all rows.
+    if read.host is not None and min(read.host) == width:
+        return None, None
+    return read, None if width == 1 else read.less(1)
+
+
+def _after_processors(
+    logits: torch.Tensor,
+    inputs: DraftInput,
+    left: list[int],
+    id_map: IdMap,
+    ids: int,
+    drafted: torch.Tensor,
+) -> torch.Tensor:
+    """Return logits after the processors, which change them by the ids of the text."""
+    if id_map.drawn is None:
+        return processed(logits, inputs, left, drafted)
+    whole = processed(id_map.spread(logits, ids), inputs, left, id_map.to_above(drafted))
+    return id_map.gather(whole, logits.shape[2])
+
+
+def _require_drawn(inputs: DraftInput, row: int, at: int, left: int, status: int) -> None:
+    if left and status & ERROR_BITS:
+        position = int(inputs.positions[row]) + at
+        raise RequestError(inputs.requests[row], inputs.level, position, status)
 
 
 def row_buffer(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:

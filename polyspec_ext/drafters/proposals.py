@@ -271,17 +271,21 @@ def _rows(proposals: Sequence[_Checked], width: int, vocab_size: int, tree: bool
         *shape, sampled[0].shape[2] if even else vocab_size, dtype=dtype, device=sampled[0].device
     )
     statistics = torch.zeros(*shape, 2, dtype=torch.int64, device=logits.device)
-    for b, draft in enumerate(proposals):
-        if not draft.tokens or (draft.logits is None and tree):
-            continue
-        logits[b, : draft.rows] = -float("inf")  # ids beyond a smaller vocabulary are never drawn
-        if draft.logits is None:
-            logits[b, range(draft.rows), draft.tokens] = 0
-            continue
-        logits[b, : draft.rows, : draft.logits.shape[2]] = draft.logits[0, : draft.rows]
-        if known and draft.statistics is not None:
-            statistics[b, : draft.rows] = draft.statistics[0, : draft.rows]
+    for draft, into, about in zip(proposals, logits, statistics, strict=True):
+        _fill(draft, into, about if known else None, tree)
     return RowBuffer(logits, statistics if known else None)
+
+
+def _fill(draft: _Checked, logits: Tensor, statistics: Tensor | None, tree: bool) -> None:
+    if not draft.tokens or (draft.logits is None and tree):
+        return
+    logits[: draft.rows] = -float("inf")  # ids beyond a smaller vocabulary are never drawn
+    if draft.logits is None:
+        logits[range(draft.rows), draft.tokens] = 0
+        return
+    logits[: draft.rows, : draft.logits.shape[2]] = draft.logits[0, : draft.rows]
+    if statistics is not None and draft.statistics is not None:
+        statistics[: draft.rows] = draft.statistics[0, : draft.rows]
 
 
 def cut_at_eos(tokens: Sequence[int], eos: frozenset[int]) -> list[int]:

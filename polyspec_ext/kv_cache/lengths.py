@@ -109,12 +109,9 @@ class RowLengths:
     def begin(self, new: int, counts: RowCounts | None, exact: bool = False) -> None:
         """Begin a forward pass of `new` tokens per row, or of the first ``counts[b]`` of them in
         row b. With `exact` attention reads no unused slot."""
-        whole = counts is None or self._all_have(new, counts)
-        before, after = self.host, None
-        self.counts, self.at = None, None
-        if counts is not None and not whole:
-            self.counts = counts.on(self.device)
-        if before is not None and whole:
+        self.counts = None if counts is None else self._unless_all(new, counts)
+        before, after, self.at = self.host, None, None
+        if before is not None and self.counts is None:
             after = list(map(new.__add__, before))
             if before.count(before[0]) == self.batch:
                 self.at = before[0]
@@ -136,17 +133,18 @@ class RowLengths:
             self.span = self.bound or 1 if exact or self.bucket == 1 else self.span_of(self.bound)
         self.seen.clear()
 
-    def _all_have(self, new: int, counts: RowCounts) -> bool:
-        """Return whether the host knows that all rows have `new` tokens; refuse other counts than
-        of this batch, up to `new`."""
+    def _unless_all(self, new: int, counts: RowCounts) -> torch.Tensor | None:
+        """Return the counts on the device; None: the host knows that all rows have `new` tokens.
+        Refuse other counts than of this batch, up to `new`."""
         known = counts.host
-        if known is None:
-            return False
-        if len(known) != self.batch or min(known) < 0 or max(known) > new:
-            raise ValueError(
-                f"counts: expected {self.batch} numbers in [0, {new}], given {list(known)}"
-            )
-        return min(known) == new
+        if known is not None:
+            if len(known) != self.batch or min(known) < 0 or max(known) > new:
+                raise ValueError(
+                    f"counts: expected {self.batch} numbers in [0, {new}], given {list(known)}"
+                )
+            if min(known) == new:
+                return None
+        return counts.on(self.device)
 
     def _write_pass(self, new: int) -> None:
         self.base.copy_(self.lengths)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -321,8 +322,10 @@ class StackedPass:
         self.model, self.native, self._run = model, native, native.run
         # Queries look up how many slots they see, so that a chain of tokens needs no mask.
         self.by_lengths = isinstance(native, LayerOperators)
+        self._widest = operators.FEW_TOKENS if self.by_lengths else sys.maxsize
         layers: list[Any] = list(model.model.layers)
         self.numbers = tuple(layer.self_attn.layer_idx for layer in layers)
+        self._entered = frozenset(range(len(layers)))  # layers with a state before them
         # Checked by every pass. The tables and parameters keep their identity when hooks are added
         # or memory is replaced.
         self._hooks = [
@@ -368,9 +371,7 @@ class StackedPass:
         if any(self._hooks) or not all(map(Tensor.is_set_to, self._norms, self.native.norms)):
             return None
         rows, mask, width = cache.rows, inputs["attention_mask"], tokens.shape[1]
-        if isinstance(mask, dict):
-            return None
-        if self.by_lengths and width > operators.FEW_TOKENS:
+        if isinstance(mask, dict) or width > self._widest:
             return None
         # Several tokens without a mask begin a text.
         causal = mask is None and width > 1
@@ -384,9 +385,8 @@ class StackedPass:
         rows.seen.update(self.numbers)
         x = body.embed_tokens(tokens)
         cosine, sine = body.rotary_emb(x, inputs["position_ids"])
-        count, taken = len(self.numbers), list[int]()
-        if hidden_layers:
-            taken = sorted({layer for layer in hidden_layers if 0 <= layer < count})
+        count = len(self.numbers)
+        taken = sorted(self._entered.intersection(hidden_layers))
         deepest, entering, status = self._run(
             x, cosine, sine, mask, *slots, rows.base, rows.counts, rows.span, causal, taken
         )
@@ -501,8 +501,13 @@ def _weights(layer: Any) -> LayerParts | None:
 
 def _products(layer: Any) -> LayerParts:
     first, *rest = _products_of(layer)
-    calls: list[Any] = [first.product, *(product.forward for product in rest)]
+    calls: list[Any] = [_function(first, first.product), *(_function(x, x.forward) for x in rest)]
     return LayerParts(*_norm_weights(layer), *calls)
+
+
+def _function(product: Any, call: Any) -> Any:
+    # `call`, or the product itself where it does no more.
+    return product.function() if isinstance(product, DenseLinear) else call
 
 
 def _norm_weights(layer: Any) -> tuple[Any, ...]:

@@ -536,8 +536,15 @@ class HuggingFaceLevel(ModelLevel):
             output = self._stacked(tokens, inputs, self._past, keep, rows, block.hidden_layers)
             if output is not None:
                 return output
+        return self._run_model(block, inputs, rows)
+
+    def _run_model(
+        self, block: InputBlock, inputs: Mapping[str, Any], rows: Tensor | None
+    ) -> LevelOutput:
+        """Run a block by the model's forward, with logits of the last tokens or of `rows`."""
+        keep = block.keep
         arguments = {
-            **self._arguments, **inputs, "input_ids": tokens, self._cache_name: self._past
+            **self._arguments, **inputs, "input_ids": block.tokens, self._cache_name: self._past
         }  # fmt: skip
         if self._slices:
             arguments["logits_to_keep"] = keep if rows is None else 0

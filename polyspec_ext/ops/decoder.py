@@ -288,7 +288,7 @@ class LayerOperators(Layers):
                 layer.attention_in(normed), layer.attention_bias, cosine, sine, *slots, lengths,
                 counts, heads, layer.query_norm, layer.key_norm, epsilon,
             )  # fmt: skip
-            key, value = (slot.narrow(2, 0, span) for slot in slots)
+            key, value = slots[0].narrow(2, 0, span), slots[1].narrow(2, 0, span)
             attended = attention(query, key, value, mask, scale, lengths=seen)
             added = layer.attention_out(attended.flatten(2).flatten(0, 1))
             rows, normed = add_rms_norm(rows, added, layer.gated_norm, epsilon)

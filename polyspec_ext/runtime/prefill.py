@@ -333,26 +333,22 @@ class Caches:
         capacity = max(row.committed + row.room for row in slots) + ahead
         chosen = [(number, self._parts[number - 1]) for number in numbers]
         devices = {level.device for _, level in chosen}
+        encoded = slots[0].request.encoded  # levels with an encoder take one row
+        below = None if encoded is None else encoded._replace(states=None)
         with self.streams.open(list(devices)):
             for number, level in chosen:
                 began = time.perf_counter()
                 # The target keeps its stream, where a sharded target has its collectives.
                 apart = number > 1 and level.capabilities.reads_apart
                 stream = self.streams.stream(level.device, number) if apart else nullcontext()
-                asks = [self._layers or self._asks(number, state, row) for row in slots]
-                texts = [
-                    row.tokens[:-1] if asking else []
-                    for row, asking in zip(slots, asks, strict=True)
-                ]
+                texts = self._texts(number, state, slots)
                 with named(self._config.names, number - 1, slots), stream:
                     tokens, counts = padded(texts, level.device)
                     counted = None if min(counts) == tokens.shape[1] else counts
                     tokens = self._config.id_maps[number - 1].to_below(tokens)
                     layers = self._layers if number == 1 else ()
-                    encoded = slots[0].request.encoded  # levels with an encoder take one row
-                    if encoded is not None and number > 1:
-                        encoded = encoded._replace(states=None)
-                    hidden = level.prefill(PromptBatch(tokens, counted, capacity, layers, encoded))
+                    known = encoded if number == 1 else below
+                    hidden = level.prefill(PromptBatch(tokens, counted, capacity, layers, known))
                     if layers and isinstance(hidden, Mapping):
                         states = hidden
                 state.set_cached(number, counts)
@@ -363,6 +359,11 @@ class Caches:
                 torch.cuda.synchronize(device)
         recorder.prefilled(0, time.perf_counter() - began)
         return states
+
+    def _texts(self, number: int, state: StateRows, slots: Sequence[Row]) -> list[list[int]]:
+        # The texts without their last tokens; empty for rows that do not ask the level.
+        asks = [self._layers or self._asks(number, state, row) for row in slots]
+        return [row.tokens[:-1] if asking else [] for row, asking in zip(slots, asks, strict=True)]
 
     def _asks(self, number: int, state: StateRows, row: Row) -> bool:
         sizes, count = state.windows[row.slot], len(self._config.windows)

@@ -7,15 +7,17 @@ The sources are read, not imported, so imports under TYPE_CHECKING and inside fu
 from __future__ import annotations
 
 import ast
+import itertools
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import polyspec_ext
-from polyspec_ext import rooms
+from polyspec_ext import rooms, tiny
 
 ROOT = Path(polyspec_ext.__file__).parent
 
@@ -429,6 +431,82 @@ def test_folders_keep_their_budget(folder: str) -> None:
     assert 0 < len(files) <= most_files
 
 
+# Lines and files of the core, which only fall as well.
+CORE_BUDGET = (15_095, 49)
+# Functions of the core have at most so many lines without their docstrings, and branches.
+LONGEST, MOST_BRANCHES = 60, 15
+BRANCHES = (
+    ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.comprehension,
+    ast.BoolOp, ast.match_case,
+)  # fmt: skip
+KNOWN_LONG = {
+    "inputs.rows_of",
+    "chain.complete",
+    "ops.verification.verify",
+    "ops.verification.verify_tree",
+}
+
+
+def test_the_core_keeps_its_budget() -> None:
+    core = [module for module in sources(ROOT, "polyspec_ext") if room_of(module) is None]
+    assert (lines_of(core), len(core)) <= CORE_BUDGET
+    assert len(core) <= CORE_BUDGET[1]
+
+
+def test_functions_of_the_core_are_short() -> None:
+    found = set()
+    for module, tree in sources(ROOT, "polyspec_ext").items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or room_of(module):
+                continue
+            (first, *_), last = node.body, node.end_lineno or 0
+            lines = last - node.lineno + 1
+            if ast.get_docstring(node) is not None:
+                lines -= (first.end_lineno or 0) - first.lineno + 1
+            branches = sum(isinstance(inner, BRANCHES) for inner in ast.walk(node))
+            if lines > LONGEST or branches > MOST_BRANCHES:
+                found.add(f"{module.removeprefix('polyspec_ext.')}.{node.name}")
+    assert found == KNOWN_LONG
+
+
+def calls_of(run: Callable[[], object]) -> tuple[int, int]:
+    """Count the calls of the package's functions, and those that enter another file."""
+    files: list[str] = []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
+            files.append(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return len(files), 1 + sum(a != b for a, b in itertools.pairwise(files))
+
+
+@pytest.mark.parametrize(
+    ("levels", "window", "most"),
+    [
+        (("target", "middle", "drafter"), [5, 3], (115, 78)),
+        (("target", "eagle3"), None, (181, 127)),
+    ],
+    ids=["three levels", "eagle"],
+)
+def test_a_round_makes_few_calls(
+    levels: Sequence[str], window: list[int] | None, most: tuple[int, int]
+) -> None:
+    """Lower the numbers with every step, never raise them."""
+    chain = polyspec_ext.Chain([tiny.path(name) for name in levels], window=window)
+    ids = [tiny.tokenizer()("Tom has 3 bags of 8 apples. How many in all?").input_ids]
+    batch = chain.batch(ids, max_new_tokens=64)
+    batch.advance()
+    batch.advance()
+    calls, crossings = calls_of(batch.advance)
+    assert 0 < calls <= most[0]
+    assert 0 < crossings <= most[1]
+
+
 _LOADED = """
 import contextlib, sys
 from polyspec_ext.cli import main
@@ -453,10 +531,13 @@ def loaded(*words: str, script: str = _LOADED) -> tuple[set[str], int]:
         [sys.executable, "-c", script, *words], capture_output=True, text=True, check=True
     )
     names = set(done.stdout.splitlines()[-1].split())
-    trees = sources(ROOT, "polyspec_ext")
-    files = [ROOT.parent.joinpath(*name.split(".")) for name in names & trees.keys()]
+    return names, lines_of(names & sources(ROOT, "polyspec_ext").keys())
+
+
+def lines_of(modules: Iterable[str]) -> int:
+    files = [ROOT.parent.joinpath(*name.split(".")) for name in modules]
     files = [path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in files]
-    return names, sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
 
 
 @pytest.mark.parametrize("words", ["--help", "serve --help", "--version", "plan --wrong"])
