@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +62,7 @@ class FeatureCache:
     ) -> None:
         self._config, self.dtype, self.device = config, dtype, device
         self._feature_size, self._size = feature_size, hidden_size
-        self.cache: Any = None  # the cache of keys and values; None before the first batch
+        self.cache: RollbackCache = cast(Any, None)  # before the first batch
         # Number of pairs of each row; after a round without host synchronisation only the device
         # knows it, at a fixed address.
         self._pairs = RowCounts([])
@@ -118,8 +118,7 @@ class FeatureCache:
 
     def save(self, row: int, begin: int, end: int) -> Pairs:
         """Return copies of the pairs [begin, end) of a row, by layer."""
-        pairs: Pairs = self.cache.save(row, begin, end)
-        return pairs
+        return self.cache.save(row, begin, end)
 
     def fill(self, row: int, pairs: Sequence[Pairs]) -> None:
         """Replace the pairs of a row by concatenated copies."""

@@ -24,6 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedd
 
 from .. import arguments
 from ..kv_cache import RollbackCache
+from ..kv_cache.rollback import Slots
 from ..levels.base import InputBlock, Ints, LevelOutput, PromptBatch
 from ..levels.fused import pack_layers, use_fused
 from ..levels.models import ModelLevel, changes_of
@@ -117,7 +118,7 @@ class HeadNetwork(nn.Module):
         """Return states ``[B, T, H]`` after the fused layers `numbers` of the cache; the rotation
         is ``[B or 1, T, D]``, and `first` as in `LayerOperators`."""
         rows = cache.rows
-        slots = rows.memory.get(numbers) or cache.memory_of(numbers)
+        slots: Slots | None = rows.memory.get(numbers) or cache.memory_of(numbers)
         assert self.operators is not None
         assert slots is not None, "the cache is allocated"
         rows.seen.update(numbers)

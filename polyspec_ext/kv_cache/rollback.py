@@ -122,7 +122,7 @@ _STRIP = 32
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Keys and values of some layers, and their addresses (`ops.kv.pointers`).
 _Layers = tuple[list[Tensor], list[Tensor], Tensor]
-_States = tuple[list[Tensor], list[Tensor]]  # keys and values of some layers
+Slots = tuple[list[Tensor], list[Tensor]]  # keys and values of some layers
 _ALIKE = "alike"  # key of `RowLengths.memory`: layers that share a launch
 _COUNTS = (RowCounts, type(None))
 _SIZE_MAX = arguments.SIZE_MAX
@@ -456,7 +456,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         states: tuple[Tensor, Tensor] = layer.update(key_states, value_states)
         return states
 
-    def memory_of(self, layers: tuple[int, ...]) -> _States | None:
+    def memory_of(self, layers: tuple[int, ...]) -> Slots | None:
         """Return keys and values of each of `layers`, ``[B, H, C, D]``, for a prepared pass that
         appends to all of them in one call; cached in `RowLengths.memory`. None: not all layers are
         allocated with consecutive slots per row on one device.
@@ -468,7 +468,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             chosen = [self.layers[number] for number in layers]
             states = [layer.keys for layer in chosen], [layer.values for layer in chosen]
             self.rows.memory[layers] = states
-        known: _States | None = self.rows.memory.get(layers)
+        known: Slots | None = self.rows.memory.get(layers)
         return known
 
     def rollback(self, lengths: Sequence[int] | Tensor, *, bound: int | None = None) -> RowCounts:

@@ -29,6 +29,7 @@ from .. import progress
 from ..kv_cache import RollbackCache
 from ..kv_cache.factory import device_of
 from ..kv_cache.layers import takes
+from ..kv_cache.rollback import Slots
 from ..ops import decoder as operators
 from ..ops.decoder import DecoderLayers, LayerOperators, LayerParts, LayerShape
 from ..tensors import gather
@@ -377,9 +378,7 @@ class StackedPass:
         causal = mask is None and width > 1
         if causal and rows.span != width and not self.by_lengths:
             return None
-        slots: tuple[list[Tensor], list[Tensor]] | None = rows.memory.get(
-            self.numbers
-        ) or cache.memory_of(self.numbers)
+        slots: Slots | None = rows.memory.get(self.numbers) or cache.memory_of(self.numbers)
         if slots is None:
             return None
         rows.seen.update(self.numbers)
