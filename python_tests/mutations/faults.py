@@ -343,8 +343,8 @@ FAULTS = (
     Fault(
         "runtime: a draft's encoder is the target's",
         "polyspec_ext/runtime/prefill.py",
-        "                        encoded = encoded._replace(states=None)\n",
-        "                        pass\n",
+        "known = encoded if number == 1 else below",
+        "known = encoded",
         ("python_tests/levels/test_encoder_decoder.py::test_generate_gives_the_same_text",),
     ),
     Fault(
@@ -732,7 +732,7 @@ FAULTS = (
     Fault(
         "drafters: ids beyond a smaller vocabulary may be drawn",
         "polyspec_ext/drafters/proposals.py",
-        '        logits[b, : draft.rows] = -float("inf")  # ids beyond a smaller vocabulary are never drawn\n',
+        '    logits[: draft.rows] = -float("inf")  # ids beyond a smaller vocabulary are never drawn\n',
         "",
         (
             "python_tests/drafters/test_proposal_kinds.py::test_forks_may_share_their_memory_and_not_their_vocabulary[20]",
