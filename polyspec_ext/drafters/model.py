@@ -259,7 +259,6 @@ def _after_processors(
     ids: int,
     drafted: torch.Tensor,
 ) -> torch.Tensor:
-    """Return logits after the processors, which change them by the ids of the text."""
     if id_map.drawn is None:
         return processed(logits, inputs, left, drafted)
     whole = processed(id_map.spread(logits, ids), inputs, left, id_map.to_above(drafted))
