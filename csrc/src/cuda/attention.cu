@@ -8,7 +8,7 @@
 #include "core/kv_index.hpp"
 #include "core/layer_math.hpp"
 #include "cuda/attention.hpp"
-#include "cuda/runtime.cuh"
+#include "cuda/launch.cuh"
 #include "cuda/tensor_core.cuh"
 
 namespace polyspec::cuda {
@@ -445,12 +445,8 @@ Result attention_as(const AttentionParams& p, CUstream_st* stream) {
   const int64_t queries = p.heads / p.groups * p.tokens;
   const int64_t parts = (queries + kQueries - 1) / kQueries;
   constexpr size_t kBytes = sizeof(AttentionShared);
-  const cudaError_t error = cudaFuncSetAttribute(
-      attention_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{kBytes});
-  if (error != cudaSuccess) {
-    cudaGetLastError();
-    return result_of(error);
-  }
+  const cudaError_t error = allow_dynamic<attention_kernel<T>>(current_device(), int{kBytes});
+  if (error != cudaSuccess) return result_of(error);
   const Result result =
       launch(attention_kernel<T>, p.batch * p.groups * parts * spans, kBytes, p, spans, stream);
   if (!result.ok() || spans == 1) return result;
