@@ -28,7 +28,7 @@ from polyspec_ext import progress
 from polyspec_ext.cli import options
 from polyspec_ext.drafters.eagle import Eagle
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelOutput
-from polyspec_ext.ops import unchecked
+from polyspec_ext.ops import verification
 from polyspec_ext.planning.theory import Acceptance, ConstantSeconds, expectation
 from polyspec_ext.quantization import quantize_w4
 
@@ -79,14 +79,14 @@ def chosen(logits: torch.Tensor, table: torch.Tensor, positions: torch.Tensor) -
 
 
 def choosing_draw(table: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Return `ops.unchecked.draw` for a drafter with the largest logit at the table's token."""
+    """Return `ops.verification.draw` for a drafter with the largest logit at the table's token."""
 
     def draw(
         logits: torch.Tensor, parameters: Any, positions: torch.Tensor, rounds: torch.Tensor,
         level: int, column: int, *outputs: Any,
     ) -> torch.Tensor:  # fmt: skip
         logits = chosen(logits, table[column:], positions[:, None])
-        return unchecked.draw(logits, parameters, positions, rounds, level, column, *outputs)
+        return verification.draw(logits, parameters, positions, rounds, level, column, *outputs)
 
     return draw
 

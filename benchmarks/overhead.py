@@ -31,7 +31,7 @@ from benchmarks import measuring, output
 from polyspec_ext import progress, tiny
 from polyspec_ext.cli import options
 from polyspec_ext.drafters.trees import DynamicTree
-from polyspec_ext.ops import unchecked
+from polyspec_ext.ops import verification
 from polyspec_ext.runtime.plan import Operators
 
 PER_TURN = 10  # calls of ``advance`` of a case per turn
@@ -63,8 +63,8 @@ def installed(meters: Meters) -> Iterator[None]:
     """Time the compiled code of the operators."""
     with ExitStack() as stack:
         for name in ("_draw", "_verify"):
-            call = metered(meters, "operators", getattr(unchecked, name))
-            stack.enter_context(mock.patch.object(unchecked, name, call))
+            call = metered(meters, "operators", getattr(verification, name))
+            stack.enter_context(mock.patch.object(verification, name, call))
         yield
 
 
@@ -107,7 +107,7 @@ class Case:
             level: Any = InstantLevel(name, logits)
             level.forward = metered(meters, "forwards", level.forward)
             models.append(level)
-        calls = (metered(meters, "functions", f) for f in (unchecked.draw, unchecked.verify))
+        calls = (metered(meters, "functions", f) for f in (verification.draw, verification.verify))
         self.chain = ps.Chain(models, window, graphs=False, operators=Operators(*calls))
         prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
         self.running = self.chain.batch(prompts, MANY, temperature=1.0, seed=3, eos_token_id=[])

@@ -61,6 +61,10 @@ inline const char* dtype_name(int32_t dtype) {
   if (dtype == aoti_torch_dtype_float16()) return "float16";
   if (dtype == aoti_torch_dtype_float64()) return "float64";
   if (dtype == aoti_torch_dtype_int32()) return "int32";
+  if (dtype == aoti_torch_dtype_int16()) return "int16";
+  if (dtype == aoti_torch_dtype_int8()) return "int8";
+  if (dtype == aoti_torch_dtype_uint8()) return "uint8";
+  if (dtype == aoti_torch_dtype_bool()) return "bool";
   return dtype == aoti_torch_dtype_int64() ? "int64" : "another dtype";
 }
 

@@ -28,7 +28,7 @@ from ..kv_cache.rollback import Slots
 from ..levels.base import InputBlock, Ints, LevelOutput, PromptBatch
 from ..levels.fused import pack_layers, use_fused
 from ..levels.models import ModelLevel, changes_of
-from ..ops import unchecked
+from ..ops import verification
 from ..ops.decoder import FEW_TOKENS, LayerOperators
 from ..tensors import IdMap, MemoryKey, RowCounts
 from .base import LONGEST, CapturedPasses, DraftBlock, DrafterCapabilities, DraftInput, TreeSize
@@ -447,7 +447,7 @@ class HeadDrafter:
         head: network and cache.
         tree: `DynamicTree()`, a `StaticTree`, or None for a chain.
         name: for messages and statistics; None: the class's `kind`.
-        draw: `ops.unchecked.draw`, or a replacement.
+        draw: `ops.verification.draw`, or a replacement.
     """
 
     kind = "head"
@@ -460,7 +460,7 @@ class HeadDrafter:
         head: HeadPasses,
         tree: Tree | None = None,
         name: str | None = None,
-        draw: Callable[..., Any] = unchecked.draw,
+        draw: Callable[..., Any] = verification.draw,
     ) -> None:
         arguments.instance("head", head, HeadPasses, none=False)
         arguments.instance("tree", tree, Tree)

@@ -20,7 +20,7 @@ from ..levels.base import (
     id_map_of,
     input_vocab_size,
 )
-from ..ops import unchecked
+from ..ops import verification
 from ..tensors import IdMap, RowCounts
 from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer, TreeSize, processed
 
@@ -45,7 +45,7 @@ class DraftModel:
         level: the model; its cache is for the exclusive use of the drafter.
         vocab_size: drawn ids are below it: logits are truncated before draws (for a vocabulary
             that is padded, or larger than that of the level above). None: the level's.
-        draw: `ops.unchecked.draw`, or a replacement.
+        draw: `ops.verification.draw`, or a replacement.
         paths: number of continuations, each of the window's length and at most 32 tokens, in one
             pass per token. They are drawn independently, and joined to a tree by common prefixes.
             1: a chain.
@@ -61,7 +61,7 @@ class DraftModel:
         self,
         level: Level | BatchedLevel,
         vocab_size: int | None = None,
-        draw: Callable[..., Any] = unchecked.draw,
+        draw: Callable[..., Any] = verification.draw,
         *,
         paths: int = 1,
         beam: float = BEAM,

@@ -5,9 +5,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .. import _C as _C  # registers the operators
+
 if TYPE_CHECKING:
-    from .unchecked import TreeVerifyResult, VerifyResult
-    from .verification import CutVerifyResult, SampleResult, has_cuda, sample, verify, verify_tree
+    from .verification import (
+        CutVerifyResult,
+        SampleResult,
+        TreeVerifyResult,
+        VerifyResult,
+        has_cuda,
+        sample,
+        verify,
+        verify_tree,
+    )
 
 __all__ = [
     "CutVerifyResult",

@@ -1,23 +1,21 @@
-"""The operators ``sample`` and ``verify`` as functions over torch tensors.
+"""The operators ``sample``, ``verify`` and ``verify_tree`` as functions over torch tensors, for
+users and for a chain; and ``draw`` and ``put_rows``, of a chain alone.
 
-Thin on purpose: the host checks shapes, dtypes and scalars by name (``checks.py``), then one
-operator of torch's dispatcher does the work. Nothing here reads a tensor's value, so no call waits
-for the device; errors in tensor values are returned in ``status`` (see
-``errors.raise_for_status``).
-
-Both work under ``torch.compile`` and have fake implementations.
+The binding (csrc/bindings/torch_ops.cpp) checks shapes, strides, devices and data types; numbers
+are checked here. Nothing reads a tensor's value, so no call waits for the device;
+errors in tensor values are returned in ``status`` (see ``errors.raise_for_status``). All work under
+``torch.compile`` and have fake implementations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, overload
 
 import torch
 
 from .. import _C, arguments
 from . import checks
-from .unchecked import TreeVerifyResult, VerifyResult
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,9 +24,26 @@ Real = float | torch.Tensor
 Int = int | torch.Tensor
 Ids = int | Sequence[int] | torch.Tensor
 
-_sample = torch.ops.polyspec.sample.default
-_verify = torch.ops.polyspec.verify.default
-_verify_tree = torch.ops.polyspec.verify_tree.default
+_Operator = Callable[..., tuple[torch.Tensor, ...]]
+_draw: Callable[..., torch.Tensor] = torch.ops.polyspec.draw.default
+_sample: _Operator = torch.ops.polyspec.sample.default
+_put_rows = torch.ops.polyspec.put_rows.default
+_verify: _Operator = torch.ops.polyspec.verify.default
+_verify_tree: _Operator = torch.ops.polyspec.verify_tree.default
+# Name, type, neutral value and greatest value of each parameter, in the operators' order.
+_NUMBERS: list[tuple[str, Any, Any, Any]] = [
+    ("temperature", float, 0.0, arguments.TEMPERATURE_MAX),
+    ("top_k", int, 0, arguments.INT64_MAX),
+    ("top_p", float, 1.0, 1.0),
+    ("min_p", float, 0.0, 1.0),
+    ("seed", int, 0, arguments.SEED_MAX),
+    ("position", int, 0, arguments.INT64_MAX),
+    ("round", int, 0, arguments.ROUND_MAX),
+    ("node", int, 0, arguments.NODE_MAX),
+]
+_UNCUT = None, arguments.INT64_MAX, None
+_TOKEN = arguments.RULES["token"]
+_result: Callable[..., Any] = tuple.__new__  # faster than `NamedTuple._make`
 
 
 class SampleResult(NamedTuple):
@@ -48,15 +63,33 @@ class SampleResult(NamedTuple):
     statistics: torch.Tensor
 
 
+class VerifyResult(NamedTuple):
+    """Result of ``verify``.
+
+    Attributes:
+        tokens: [B, K+1] int64, accepted prefix, then correction or bonus, then -1.
+        num_accepted: [B] int64, accepted draft tokens.
+        logprobs: [B, K+1] float32, log p of each emitted token under the processed target
+            distribution; then NaN.
+        status: [B] int32 bit set, 0 = no error.
+        statistics: [B, K+1, 2] int64, opaque: target distribution of each emitted token, for the
+            level above.
+    """
+
+    tokens: torch.Tensor
+    num_accepted: torch.Tensor
+    logprobs: torch.Tensor
+    status: torch.Tensor
+    statistics: torch.Tensor
+
+
 class CutVerifyResult(NamedTuple):
     """Result of ``verify`` with ``eos`` or ``room``: ``VerifyResult`` and five more fields.
 
     Attributes:
-        tokens: [B, K+1] int64, as in ``VerifyResult``, and -1 after a cut.
+        tokens, logprobs, statistics: -1, NaN and 0 after a cut.
         num_accepted: [B] int64, emitted draft tokens.
-        logprobs: [B, K+1] float32, NaN after a cut.
-        status: [B] int32 bit set, 0 = no error; errors of rows after a cut are not reported.
-        statistics: [B, K+1, 2] int64, opaque; 0 after a cut.
+        status: errors of rows after a cut are not reported.
         num_emitted: [B] int64, emitted tokens, an EOS included.
         ended: [B] int64 bit set: 1 the last token is an EOS, 2 the room is used up; 0 the text
             continues.
@@ -79,9 +112,57 @@ class CutVerifyResult(NamedTuple):
     next_positions: torch.Tensor
 
 
+class TreeVerifyResult(NamedTuple):
+    """Result of ``verify_tree``.
+
+    Attributes:
+        tokens, logprobs, status, statistics: as in ``VerifyResult``, D for K.
+        num_accepted: [B] int64, nodes of the accepted path.
+        path: [B, D] int64, the nodes of the path, then -1.
+        rows: [B, D+1] int64, the row of ``target_logits`` of each token: 0, or a node + 1; then -1.
+        num_emitted, ended, cache_lengths, next_ids, next_positions: [B] int64 each, as in
+            ``CutVerifyResult``.
+    """
+
+    tokens: torch.Tensor
+    num_accepted: torch.Tensor
+    path: torch.Tensor
+    rows: torch.Tensor
+    logprobs: torch.Tensor
+    status: torch.Tensor
+    statistics: torch.Tensor
+    num_emitted: torch.Tensor
+    ended: torch.Tensor
+    cache_lengths: torch.Tensor
+    next_ids: torch.Tensor
+    next_positions: torch.Tensor
+
+
 def has_cuda() -> bool:
     """Return whether this build has CUDA kernels and torch sees a device for them. Never raises."""
     return bool(_C.build_info()["cuda"]) and torch.cuda.is_available()
+
+
+def _numbers(level: Any, *values: Any) -> list[Any]:
+    """Return the parameters of `_NUMBERS` in the operators' form, each as a scalar, and None or a
+    tensor that overrides the scalar; then the level."""
+    made: list[Any] = []  # in one loop, because every step of a chain pays for it
+    for (name, kind, neutral, most), value in zip(_NUMBERS, values, strict=False):
+        if isinstance(value, torch.Tensor):
+            made.append(neutral)
+            made.append(value)
+            continue
+        if type(value) is not kind or not 0 <= value <= most:
+            check = arguments.number if kind is float else arguments.whole
+            value = check(name, value, most)
+        if kind is int and value > arguments.INT64_MAX:
+            value -= 2**64  # the bits of a seed as a signed number
+        made.append(value)
+        made.append(None)
+    if type(level) is not int or not 1 <= level <= arguments.LEVEL_MAX:
+        level = arguments.whole("level", level, arguments.LEVEL_MAX, 1)
+    made.append(level)
+    return made
 
 
 def sample(
@@ -128,17 +209,94 @@ def sample(
         ValueError: a shape, stride, device or range is wrong; names the expected and actual value.
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
-    batch = checks.logits("logits", logits, "[B, V]", 2)
-    return SampleResult._make(
-        _sample(
+    try:
+        outputs = _sample(
             logits,
-            *checks.per_request(batch, temperature, top_k, top_p, min_p, seed, position, round),
-            *checks.integer("node", node, batch, arguments.NODE_MAX),
-            arguments.whole("level", level, arguments.LEVEL_MAX, 1),
-            checks.draws(draws, batch, 1, "[B, 1]"),
-            checks.allowed(allowed, batch, batch[:1], logits.shape[1], "[B, ceil(V / 32)]"),
+            *_numbers(level, temperature, top_k, top_p, min_p, seed, position, round, node),
+            draws,
+            allowed,
         )
-    )
+    except RuntimeError as error:
+        raise checks.typed(error, "logits", logits) from None
+    return _result(SampleResult, outputs)  # type: ignore[no-any-return]
+
+
+def draw(
+    logits: torch.Tensor,
+    parameters: Iterable[Any],
+    positions: torch.Tensor,
+    rounds: torch.Tensor,
+    level: int,
+    column: int,
+    tokens: torch.Tensor,
+    status: torch.Tensor,
+    rows: torch.Tensor | None,
+    statistics: torch.Tensor | None,
+    nodes: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Sample the next token of each row (`ps.sample`) into a column of the tables ``[B, W]``, and
+    copy its logits.
+
+    Args:
+        logits: ``[B, 1, V]``.
+        parameters: temperature, top_k, top_p, min_p and seed: tensors ``[B]``, or numbers for
+            temperature 0 and filters that are off.
+        positions: ``[B]`` int64, of the tokens of column 0.
+        column: < W.
+        tokens: ``[B, W]`` int64.
+        status: ``[B, W]`` int32.
+        rows: ``[B, at least W, V]``, in the logits' dtype; None: logits are not copied.
+        statistics: ``[B, as many, 2]`` int64, with `rows`.
+        nodes: ``[B]`` int64, `node` of `ps.sample`; None: 0. With nodes `rows` are not written, and
+            `statistics` need no `rows`.
+
+    Returns:
+        ``[B, 1]`` int64, a copy of the column of `tokens`.
+    """
+    if nodes is not None:
+        key: Any = {"position": positions + column, "level": level, "round": rounds, "node": nodes}
+        drawn, _, bits, known = sample(logits[:, 0], *parameters, **key)
+        tokens[:, column], status[:, column] = drawn, bits
+        if statistics is not None:
+            statistics[:, column] = known
+        return drawn[:, None]
+    tensors = []
+    for value in parameters:
+        tensors.append(value if isinstance(value, torch.Tensor) else None)
+    try:
+        return _draw(
+            logits, *tensors, positions, rounds, level, column, tokens, status, rows, statistics
+        )
+    except RuntimeError as error:
+        raise checks.typed(error, "logits", logits) from None
+
+
+def put_rows(
+    table: torch.Tensor,
+    statistics: torch.Tensor | None,
+    rows: torch.Tensor,
+    rows_statistics: torch.Tensor | None,
+    slots: torch.Tensor,
+    padding: int,
+) -> None:
+    """Copy rows of a block to their slots in a table, with their statistics.
+
+    Args:
+        table: ``[B, N, V]``.
+        statistics: ``[B, N, 2]`` int64; None: not kept.
+        rows: ``[B, W, V]``, in the table's dtype.
+        rows_statistics: ``[B, W, 2]`` int64, with `statistics`.
+        slots: ``[B, W]`` int64 in ``[0, N)``; distinct in a row, but for `padding`.
+        padding: slot of rows to discard; its contents afterwards are undefined.
+    """
+    if table.device.type == "cpu":
+        _put_rows(table, statistics, rows, rows_statistics, slots, padding)
+        return
+    at = torch.arange(len(table), device=slots.device)[:, None], slots
+    table.index_put_(at, rows)
+    if statistics is not None:
+        assert rows_statistics is not None
+        statistics.index_put_(at, rows_statistics)
 
 
 class _Options(TypedDict, total=False):
@@ -276,49 +434,30 @@ def verify(
         ValueError: a shape, stride, device or range is wrong; names the expected and actual value.
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
-    layout = checks.layout(checks.BLOCK, target_logits, offsets, draft_len)
-    batch, rows, vocab, shape, text, offsets = layout
-    size = batch[0]
-    draft_tokens = checks.table("draft_tokens", draft_tokens, batch, shape, text, torch.int64)
-    if draft_rows is not None:
-        draft_rows = checks.table("draft_rows", draft_rows, batch, shape, text, torch.int64)
-    draft_statistics, target_to_draft = checks.drafted(
-        draft_logits,
-        draft_statistics,
-        target_to_draft,
-        batch,
-        vocab,
-        (size, rows - 1) if draft_rows is None else None,
-    )
-    if draft_lengths is not None:
-        draft_lengths = checks.table(
-            "draft_lengths", draft_lengths, batch, (size,), "[B]", torch.int64
+    whole = eos is None and room is None
+    try:
+        *outputs, ends = _verify(
+            target_logits,
+            draft_tokens,
+            offsets,
+            draft_len,
+            draft_logits,
+            draft_lengths,
+            draft_rows,
+            draft_statistics,
+            target_to_draft,
+            *_numbers(level, temperature, top_k, top_p, min_p, seed, position, round),
+            _TOKEN if rule == "token" else arguments.rule(rule),
+            draws,
+            slots,
+            *(_UNCUT if whole else checks.cuts(eos, room, target_logits)),
+            allowed,
         )
-    slots, holders = checks.holders(
-        slots, batch, temperature, top_k, top_p, min_p, seed, position, round, room
-    )
-    cuts = eos is not None or room is not None
-    *outputs, ends = _verify(
-        target_logits,
-        draft_tokens,
-        offsets,
-        rows - 1,
-        draft_logits,
-        draft_lengths,
-        draft_rows,
-        draft_statistics,
-        target_to_draft,
-        *checks.per_request(holders, temperature, top_k, top_p, min_p, seed, position, round),
-        arguments.whole("level", level, arguments.LEVEL_MAX, 1),
-        arguments.rule(rule),
-        checks.draws(draws, batch, rows, "[B, K+1]"),
-        slots,
-        holders[0],
-        None if eos is None else checks.ids("eos", eos, holders),
-        *checks.integer("room", arguments.INT64_MAX if room is None else room, holders),
-        checks.allowed(allowed, batch, target_logits.shape[:-1], vocab, "[B, K+1, ceil(V / 32)]"),
-    )
-    return CutVerifyResult(*outputs, *ends.unbind(0)) if cuts else VerifyResult._make(outputs)
+    except RuntimeError as error:
+        raise checks.typed(error, "target_logits", target_logits) from None
+    if whole:
+        return _result(VerifyResult, outputs)  # type: ignore[no-any-return]
+    return CutVerifyResult(*outputs, *ends.unbind(0))
 
 
 def verify_tree(
@@ -404,52 +543,29 @@ def verify_tree(
     path longer than D) is an error of its request (``BAD_TREE``), as are a draft row, slot or
     offset out of range (``BAD_INDEX``), and more nodes than N (``BAD_LENGTH``).
     """
-    if offsets is not None and counts is not None:
-        raise ValueError("counts: expected None with offsets, given a tensor")
-    layout = checks.layout(checks.TREE, target_logits, offsets, nodes)
-    batch, rows, vocab, shape, text, offsets = layout
-    if rows > arguments.NODE_MAX + 1:
-        raise ValueError(f"target_logits: expected N+1 rows, N < 2**14, given N = {rows - 1}")
-    size, ints = batch[0], torch.int64
-    draft_tokens = checks.table("draft_tokens", draft_tokens, batch, shape, text, ints)
-    parents = checks.table("parents", parents, batch, shape, text, ints)
-    if counts is not None:
-        counts = checks.table("counts", counts, batch, (size,), "[B]", ints)
-    most, _ = checks.integer("depth", rows - 1 if depth is None else depth, batch, rows - 1)
-    if (draft_logits is None) != (draft_rows is None):
-        name = "draft_rows" if draft_logits is None else "draft_logits"
-        raise ValueError(f"draft_logits, draft_rows: expected both or none, given {name} only")
-    if draft_rows is not None:
-        by_row, form = ((size, rows), "[B, N+1]") if offsets is None else (shape, text)
-        draft_rows = checks.table("draft_rows", draft_rows, batch, by_row, form, ints)
-    draft_statistics, target_to_draft = checks.drafted(
-        draft_logits, draft_statistics, target_to_draft, batch, vocab, None
-    )
-    slots, holders = checks.holders(
-        slots, batch, temperature, top_k, top_p, min_p, seed, position, round, room
-    )
-    tokens, accepted, logprobs, status, statistics, path, path_rows, ends = _verify_tree(
-        target_logits,
-        draft_tokens,
-        parents,
-        offsets,
-        rows - 1,
-        most,
-        counts,
-        draft_logits,
-        draft_rows,
-        draft_statistics,
-        target_to_draft,
-        *checks.per_request(holders, temperature, top_k, top_p, min_p, seed, position, round),
-        arguments.whole("level", level, arguments.LEVEL_MAX, 1),
-        arguments.rule(rule),
-        checks.draws(draws, batch, rows + most, "[B, N+D+1]"),
-        slots,
-        holders[0],
-        None if eos is None else checks.ids("eos", eos, holders),
-        *checks.integer("room", arguments.INT64_MAX if room is None else room, holders),
-        checks.allowed(allowed, batch, target_logits.shape[:-1], vocab, "[B, N+1, ceil(V / 32)]"),
-    )
+    whole = eos is None and room is None
+    try:
+        tokens, accepted, logprobs, status, statistics, path, path_rows, ends = _verify_tree(
+            target_logits,
+            draft_tokens,
+            parents,
+            offsets,
+            nodes,
+            depth,
+            counts,
+            draft_logits,
+            draft_rows,
+            draft_statistics,
+            target_to_draft,
+            *_numbers(level, temperature, top_k, top_p, min_p, seed, position, round),
+            _TOKEN if rule == "token" else arguments.rule(rule),
+            draws,
+            slots,
+            *(_UNCUT if whole else checks.cuts(eos, room, target_logits)),
+            allowed,
+        )
+    except RuntimeError as error:
+        raise checks.typed(error, "target_logits", target_logits) from None
     return TreeVerifyResult(
         tokens, accepted, path, path_rows, logprobs, status, statistics, *ends.unbind(0)
     )

@@ -13,7 +13,7 @@ import torch
 
 from ..drafters.base import BatchedDrafter, DrafterCapabilities, TreeSize
 from ..levels.base import BatchedLevel
-from ..ops import unchecked
+from ..ops import verification
 from ..tensors import IdMap
 from .rows import Entry, PlannedStep, Row, Rows, StateRows, Step
 
@@ -26,12 +26,12 @@ _USEFUL = 64  # windows up to this size are not reduced near the end of a text
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """The operators that draw tokens, with the signatures of `ops.unchecked`. Exact enumeration and
-    measurements replace them."""
+    """The operators that draw tokens, as in `ops.verification`. Exact enumeration and measurements
+    replace them."""
 
-    draw: Callable[..., Any] = unchecked.draw
-    verify: Callable[..., Any] = unchecked.verify
-    verify_tree: Callable[..., Any] = unchecked.verify_tree
+    draw: Callable[..., Any] = verification.draw
+    verify: Callable[..., Any] = verification.verify
+    verify_tree: Callable[..., Any] = verification.verify_tree
 
 
 @dataclass(frozen=True, slots=True)

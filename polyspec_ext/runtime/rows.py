@@ -18,8 +18,9 @@ import torch
 from .. import rooms
 from ..drafters.base import DraftBlock, RowBuffer
 from ..inputs import Request
-from ..ops import schedule, unchecked
+from ..ops import schedule
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
+from ..ops.verification import put_rows
 from ..sampling import LogitsProcessors, RequestProcessors, Words, stacked
 from ..stats import LevelStats, Stats
 from ..tensors import IdMap, MemoryKey, RowCounts, RowParameters, moved, on_device
@@ -492,7 +493,7 @@ class PendingRows:
             self.tables[level] = old
         table, known = old
         logits, slots = logits.to(table.dtype), slots.to(device)
-        unchecked.put_rows(table, known, logits, statistics, slots, padding)
+        put_rows(table, known, logits, statistics, slots, padding)
 
     def append_tail(
         self,
@@ -527,7 +528,7 @@ class PendingRows:
         statistics = None if statistics is None else statistics[:, :width].to(device)
         known = None if statistics is None else table.statistics
         logits, slots = logits.to(dtype), slots.to(device)
-        unchecked.put_rows(table.logits, known, logits, statistics, slots, padding)
+        put_rows(table.logits, known, logits, statistics, slots, padding)
         self.tail_has_statistics = self.tail_has_statistics and statistics is not None
 
     def append_tree(

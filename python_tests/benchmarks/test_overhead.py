@@ -13,7 +13,7 @@ import torch
 import polyspec_ext as ps
 from benchmarks import __main__ as cli
 from benchmarks import overhead
-from polyspec_ext.ops import unchecked
+from polyspec_ext.ops import verification
 from polyspec_ext.runtime.engine import Engine
 
 
@@ -40,7 +40,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_operators_are_put_back() -> None:
     def now() -> tuple[object, ...]:
-        return unchecked._draw, unchecked._verify
+        return verification._draw, verification._verify
 
     before = now()
     overhead.measure([2], [1], 1)
@@ -60,8 +60,8 @@ def test_time_is_booked_where_it_is_spent(part: str, monkeypatch: pytest.MonkeyP
 
     owner, name = {
         "forward": (overhead.InstantLevel, "forward"),
-        "operator": (unchecked, "_verify"),
-        "check": (unchecked, "verify"),
+        "operator": (verification, "_verify"),
+        "check": (verification, "verify"),
         "chain": (Engine, "round"),
     }[part]
     monkeypatch.setattr(owner, name, slower(getattr(owner, name)))

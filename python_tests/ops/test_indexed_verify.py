@@ -182,7 +182,6 @@ def test_wrong_arguments_are_named(block, change, error, texts) -> None:
 @pytest.mark.parametrize(
     ("change", "texts"),
     [
-        ({"offsets": [0, 1]}, ["offsets", "[B+1]", "list"]),
         ({"offsets": torch.zeros(2, 2).long()}, ["offsets", "[B+1]", "[2, 2]"]),
         ({"draft_len": None}, ["draft_len", "most draft tokens", "None"]),
         ({"draft_len": -1}, ["draft_len", "integer in [0", "-1"]),

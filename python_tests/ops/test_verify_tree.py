@@ -249,7 +249,6 @@ def test_indices_out_of_range_are_of_their_request(tree: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("change", "texts"),
     [
-        ({"offsets": [0, 1]}, ["offsets", "[B+1]", "list"]),
         ({"nodes": None}, ["nodes", "most nodes", "None"]),
         ({"nodes": 2**14}, ["N < 2**14", "16384"]),
         ({"counts": torch.zeros(B).long()}, ["counts", "None with offsets"]),

@@ -12,7 +12,7 @@ import torch
 import polyspec_ext as ps
 from polyspec_ext.ops import kv as cache_ops
 from polyspec_ext.ops import schedule as rounds
-from polyspec_ext.ops import unchecked
+from polyspec_ext.ops import verification
 from polyspec_ext.sampling import Sampling
 from polyspec_ext.tensors import RowParameters
 
@@ -82,13 +82,13 @@ def draw(batch: int, vocab: int, dtype: torch.dtype, device: str) -> None:
     random = torch.Generator().manual_seed(vocab)  # the others' numbers stay as they are
     for column in range(2):
         logits = torch.randn(batch, 1, vocab, generator=random).to(device, dtype)
-        unchecked.draw(
+        verification.draw(
             logits, own, positions, rounds, 2, column, tokens, status, rows, statistics
         )  # fmt: skip
     assert not status.any()
     table, known = torch.zeros_like(rows), torch.zeros_like(statistics)
     slots = torch.tensor([[1, 0]], device=device).repeat(batch, 1)
-    unchecked.put_rows(table, known, rows, statistics, slots, 2)
+    verification.put_rows(table, known, rows, statistics, slots, 2)
     assert torch.equal(table[:, 0], rows[:, 1])
 
 

@@ -123,7 +123,7 @@ def masked(logits: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
 
 
 def drawing(sample: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-    """`ops.unchecked.draw` by what stands in for `ps.sample`."""
+    """`ops.verification.draw` by what stands in for `ps.sample`."""
 
     def draw(
         logits: torch.Tensor,

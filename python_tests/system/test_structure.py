@@ -59,6 +59,7 @@ PUBLIC = {
     "_asdict", "_fields", "_make", "_replace",  # typing.NamedTuple
     "_C",  # the compiled module
     "_forward_hooks", "_forward_pre_hooks", "_modules",  # torch.nn.Module
+    "_schema",  # torch.ops
     "_version",  # torch.Tensor
 }  # fmt: skip
 LIBRARIES = ("torch", "transformers")
