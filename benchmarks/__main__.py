@@ -14,6 +14,7 @@ from . import (
     chosen,
     demo,
     int4,
+    law,
     operators,
     output,
     overhead,
@@ -25,7 +26,7 @@ from . import (
 REPORTS: dict[str, Any] = {
     "demo": demo,
     "preflight": preflight, "kernels": operators, "overhead": overhead,
-    "int4": int4, "adaptation": adaptation, "shapes": chosen, "serving": serving,
+    "int4": int4, "adaptation": adaptation, "shapes": chosen, "serving": serving, "law": law,
 }  # fmt: skip
 COMMANDS = {
     "paper": (paper.__doc__, paper.OPTIONS, paper.run),
