@@ -327,6 +327,17 @@ class HeadPasses:
         output = Target(self._target).model.get_output_embeddings()
         return type(self)(four_bit_head(self.network, output), self._target, self.id_map.drawn)
 
+    def trimmed(self: _Passes, size: int) -> _Passes:
+        """Return passes of the network that draw the `size` lowest ids of the vocabulary."""
+        from ..quantization import trimmed_head
+
+        arguments.integer("ids", size, self.vocab_size, 1)
+        if self.id_map.drawn is not None:
+            raise ValueError(f"ids: remove it: the head draws {len(self.id_map.drawn)} ids already")
+        output = Target(self._target).model.get_output_embeddings()
+        ids = torch.arange(size, device=self.device)
+        return type(self)(trimmed_head(self.network, output, ids), self._target, ids)
+
     def begin(self, batch: int, capacity: int) -> None:
         """Begin a batch of `batch` rows, the longest of `capacity` tokens."""
         self._weights = self.passes = None
@@ -488,6 +499,7 @@ class HeadDrafter:
         dtype: torch.dtype | None = None,
         name: str | None = None,
         w4: bool = False,
+        ids: int | None = None,
     ) -> _Drafter:
         """Load published heads.
 
@@ -504,6 +516,8 @@ class HeadDrafter:
             name: for messages; None: the directory's name, of an MTP head "mtp".
             w4: round the weights to 4 bits, of a shared output head too, in a copy: drafts read a
                 quarter of the bytes of bfloat16.
+            ids: draw the lowest ids alone, about the most frequent in vocabularies of byte pairs;
+                None: all that the head draws.
 
         Raises:
             TypeError: an argument is of another type.
@@ -516,6 +530,7 @@ class HeadDrafter:
         arguments.label("name", name)
         label = name or (cls.kind if cls.in_target else Path(str(location)).name)
         head = cls._load(location, target, dtype)
+        head = head if ids is None else head.trimmed(ids)
         return cls(head.quantised() if w4 else head, tree, label)
 
     @property

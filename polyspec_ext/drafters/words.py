@@ -61,6 +61,8 @@ def _load_copy(word: str, options: Options) -> Any:
 
 def _load_trimmed(word: str, options: Options) -> Any:
     _, size, source = word.split(":", 2)
+    if _is_head(original(source)):
+        return _load_head(original(source), options, w4=is_copy(source), ids=int(size))
     whole = resolve(source, replace(options, pack=False))
     if not isinstance(whole, HuggingFaceLevel | rooms.StatefulLevel):
         raise ValueError(f"{options.name}: expected a model to trim, given {source!r}")
@@ -110,7 +112,7 @@ def _is_head(element: Any) -> bool:
     return str(element).partition(":")[0] == "mtp" or rooms.head_of(element) is not None
 
 
-def _load_head(element: Any, options: Options, w4: bool = False) -> BatchedDrafter:
+def _load_head(element: Any, options: Options, **form: Any) -> BatchedDrafter:
     kind, source = rooms.head_of(element) or ("mtp", element.partition(":")[2])
     label = f"the {rooms.HEADS[kind]} head {source!r}" if kind in rooms.HEADS else repr(element)
     target: Any = options.above[0] if options.above else None
@@ -124,7 +126,7 @@ def _load_head(element: Any, options: Options, w4: bool = False) -> BatchedDraft
             f"'mtp:' in front of that, given {element!r} below {target.name}"
         )
     head = getattr(rooms, {"eagle": "Eagle", "dflash": "DFlash", "mtp": "MTP"}[kind])
-    return cast(BatchedDrafter, head.from_pretrained(source, target, dtype=dtype, w4=w4))
+    return cast(BatchedDrafter, head.from_pretrained(source, target, dtype=dtype, **form))
 
 
 def _make_lookup(word: str, options: Options) -> Drafter:

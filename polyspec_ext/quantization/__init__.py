@@ -356,6 +356,19 @@ def four_bit_head(network: nn.Module, output: nn.Module) -> Any:
     return with_weights(whole, layers, lambda name: round_to_nearest(layers[name].weight, group))
 
 
+def trimmed_head(network: nn.Module, output: nn.Module, drawn: Tensor) -> Any:
+    """Return a copy of a head's network with the rows `drawn` of its `lm_head`, or of `output`, the
+    target's output head."""
+    whole, lm_head = shallow(network), getattr(network, "lm_head", None)
+    head = output if lm_head is None else lm_head
+    whole.lm_head = _rows(network, head, drawn)
+    if whole.lm_head is None:
+        raise ValueError(
+            f"ids: expected an output head that is a linear layer, given {type(head).__name__}"
+        )
+    return whole
+
+
 def stored_w4(model: Any, name: str = "model") -> Any:
     """Create or load the 4-bit copy of a model, rounded to the nearest in groups of 128 inputs, or
     in the largest groups for which no fewer layers can be quantised.

@@ -340,3 +340,22 @@ def test_the_report_has_the_heads() -> None:
 def test_all_that_is_shipped_stays_small() -> None:
     total = sum(file.stat().st_size for file in tiny.root().rglob("*") if file.is_file())
     assert total < 30e6
+
+
+@pytest.mark.parametrize("copy", ["", "w4:"], ids=["whole", "4 bits"])
+def test_trimmed_heads_draw_fewer_ids(copy: str) -> None:
+    level, place = load_level(tiny.path("target")), tiny.path("eagle2")
+    prompt = level.tokenizer()(tiny.prompt_of(QUESTIONS[0]))["input_ids"]
+    plain = ps.Chain([level]).generate([prompt], max_new_tokens=40).new_tokens
+    accepted = []
+    for size in (1, 1200, level.vocab_size):
+        chain = ps.Chain([level, f"trim:{size}:{copy}{place}"], [4])
+        assert chain.drafter.capabilities.id_map.drawn.tolist() == list(range(size))
+        out = chain.generate([prompt], max_new_tokens=40)
+        assert out.new_tokens == plain
+        accepted.append(out.stats.levels[0].num_accepted_tokens)
+    assert accepted[0] < accepted[1] <= accepted[2]
+    with pytest.raises(ValueError, match="ids: remove it: the head draws"):
+        ps.Chain([level, f"trim:9:{tiny.path('eagle3')}"])
+    with pytest.raises(ValueError, match="ids: expected"):
+        ps.Chain([level, f"trim:0:{place}"])
