@@ -583,3 +583,13 @@ def test_what_is_refused() -> None:
     chain.generate([0], 1)
     with pytest.raises(RuntimeError, match="begun another request"):
         drafts.propose({"text": 1})
+
+
+def test_drafts_do_not_repeat_the_draws_of_a_target_with_their_seed() -> None:
+    """Else a target equal to the first level would accept all of its own draws."""
+    levels = toy.make_levels(1, 64)
+    drafts = drafting(levels)
+    drafts.add("text", PROMPT, seed=5)
+    drafts.propose({"text": 12})
+    alone = ps.Chain(levels).generate(PROMPT, 12, 1.0, seed=5, eos_token_id=[])
+    assert drafts.pending("text").tokens[:12] != alone.new_tokens[0]

@@ -94,8 +94,9 @@ def test_without_a_seed_every_call_draws_another_and_reports_it() -> None:
     batch = chain.batch([[1], [2]], 20, **options)
     assert batch.seeds == [row.request.seed for row in batch.rows] != first.seeds
     assert call(seed=[5, 6]).seeds == [5, 6]
-    # Where nothing is drawn, torch's generator stays as it is.
+    # Where nothing is drawn, as by default, torch's generator stays as it is.
     state = torch.random.get_rng_state()
+    assert list(chain.stream([1], 20)) == call(temperature=0.0).new_tokens[0]
     assert call(temperature=0.0).seeds == ps.row_seeds(0, 2)
     assert torch.random.get_rng_state().equal(state)
     assert call(temperature=[0.0, 1.0]).seeds[0] != 0
