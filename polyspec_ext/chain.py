@@ -17,7 +17,6 @@ import torch
 
 from . import arguments, inputs, rooms
 from .arguments import Switch
-from .chat import StopStrings, ends_of_turn, fitted_prompt, has_template, prompt_of_text
 from .drafters import (
     BatchedDrafter,
     Drafter,
@@ -421,11 +420,11 @@ class Chain:
             shown = ", ".join(f"{name}={value!r:.40}" for name, value in fields.items())
             warnings.warn(f"{self.names[0]}: {text.format(shown)}", stacklevel=4)
 
-    def _readers(self, stop: Any, count: int) -> list[StopStrings | None]:
+    def _readers(self, stop: Any, count: int) -> list[rooms.StopStrings | None]:
         stops = arguments.strings("stop", stop)
         if not stops:
             return [None] * count
-        return [StopStrings(self._tokenizer.require("stop"), stops) for _ in range(count)]
+        return [rooms.StopStrings(self._tokenizer.require("stop"), stops) for _ in range(count)]
 
     def chat(
         self,
@@ -458,16 +457,16 @@ class Chain:
                 too long, the template refuses, or the target has no tokenizer with a template.
         """
         tokenizer = self._tokenizer.find()
-        if not has_template(tokenizer):
+        if not rooms.has_template(tokenizer):
             raise ValueError(
                 f"chat: expected a target with a chat template beside it, given {self.names[0]}"
             )
         limit = arguments.integer("max_new_tokens", max_new_tokens)
         lengths = (member.max_length for member in self.engine.parts)
         context = min((length for length in lengths if length is not None), default=None)
-        fitted = fitted_prompt(tokenizer, messages, system, limit, context)
+        fitted = rooms.fitted_prompt(tokenizer, messages, system, limit, context)
         if options.get("eos_token_id") is None:
-            options["eos_token_id"] = ends_of_turn(tokenizer, self.levels[0])
+            options["eos_token_id"] = rooms.ends_of_turn(tokenizer, self.levels[0])
         requests = self.requests(
             self.chat, [fitted.prompt.input_ids], fitted.limit, self.text_options(**options)
         )
@@ -748,9 +747,9 @@ class Chain:
         """
         tokenizer = self._tokenizer.require("generate_text")
         texts = arguments.strings("prompt", prompt)
-        if options.get("eos_token_id") is None and not raw and has_template(tokenizer):
-            options["eos_token_id"] = ends_of_turn(tokenizer, self.levels[0])
-        rows = [prompt_of_text(tokenizer, text, system, raw).input_ids for text in texts]
+        if options.get("eos_token_id") is None and not raw and rooms.has_template(tokenizer):
+            options["eos_token_id"] = rooms.ends_of_turn(tokenizer, self.levels[0])
+        rows = [rooms.prompt_of_text(tokenizer, text, system, raw).input_ids for text in texts]
         n = arguments.integer("n", n, arguments.SIZE_MAX, 1)
         requests = self.requests(
             self.generate_text, rows or [[]], max_new_tokens, self.text_options(**options), n=n

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .chat import FittedPrompt, StopStrings
+from . import rooms
 from .runtime.batch import Batch
 from .runtime.rows import Row
 from .sampling import Alternatives, likeliest
 from .stats import Stats, SummaryRow, html
+
+if TYPE_CHECKING:
+    from .rooms import FittedPrompt, StopStrings
 
 
 class TargetTokenizer:
@@ -233,7 +236,7 @@ class Answer:
     ) -> None:
         self.prompt, self.left_out, self.limit, self.context = fitted
         self.stream = stream
-        self._reader = StopStrings(tokenizer, stops)
+        self._reader = rooms.StopStrings(tokenizer, stops)
         self._pieces = self._read()
 
     @property

@@ -11,6 +11,12 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .chat import FittedPrompt as FittedPrompt
+    from .chat import StopStrings as StopStrings
+    from .chat import ends_of_turn as ends_of_turn
+    from .chat import fitted_prompt as fitted_prompt
+    from .chat import has_template as has_template
+    from .chat import prompt_of_text as prompt_of_text
     from .drafters.checkpoint import HEADS as HEADS
     from .drafters.checkpoint import head_of as head_of
     from .drafters.checkpoint import serves_heads as serves_heads
@@ -53,6 +59,10 @@ if TYPE_CHECKING:
     from .runtime.graphs import Queue as Queue
 
 NAMES = {
+    "chat": (
+        "FittedPrompt", "StopStrings", "ends_of_turn", "fitted_prompt", "has_template",
+        "prompt_of_text",
+    ),
     "drafters.checkpoint": ("HEADS", "head_of", "serves_heads"),
     "drafters.dflash": ("DFlash",),
     "drafters.eagle": ("Eagle",),

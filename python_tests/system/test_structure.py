@@ -217,6 +217,7 @@ def test_folders_import_from_lower_layers_only() -> None:
 # star. All other modules are the core. A room may use the core and the rooms above it in this list.
 ROOMS = {
     "captured graphs": {"runtime.graphs"},
+    "texts and chats": {"chat"},
     "grammar and rules": {"grammar", "rules", "runtime.forced"},
     "prefix cache": {"kv_cache.prefixes"},
     "policies": {"policies.adaptive"},
@@ -433,7 +434,7 @@ def test_folders_keep_their_budget(folder: str) -> None:
 
 
 # Lines and files of the core, which only fall as well.
-CORE_BUDGET = (15_213, 49)
+CORE_BUDGET = (14_682, 48)
 # Functions of the core have at most so many lines without their docstrings, and branches.
 LONGEST, MOST_BRANCHES = 60, 15
 BRANCHES = (
@@ -556,7 +557,7 @@ def test_a_chain_imports_no_more_than_it_did() -> None:
     assert lines <= 15_133
     names, lines = loaded(script=_CHAIN)
     assert not {"polyspec_ext.cli", "polyspec_ext.tiny"} & names
-    assert lines <= 13_948
+    assert lines <= 13_606
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "training"])
