@@ -434,19 +434,14 @@ def test_folders_keep_their_budget(folder: str) -> None:
 
 
 # Lines and files of the core, which only fall as well.
-CORE_BUDGET = (14_682, 48)
+CORE_BUDGET = (14_356, 47)
 # Functions of the core have at most so many lines without their docstrings, and branches.
 LONGEST, MOST_BRANCHES = 60, 15
 BRANCHES = (
     ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.comprehension,
     ast.BoolOp, ast.match_case,
 )  # fmt: skip
-KNOWN_LONG = {
-    "inputs.rows_of",
-    "chain.complete",
-    "ops.verification.verify",
-    "ops.verification.verify_tree",
-}
+KNOWN_LONG = {"chain.complete", "inputs.rows_of"}
 
 
 def test_the_core_keeps_its_budget() -> None:
@@ -490,8 +485,8 @@ def calls_of(run: Callable[[], object]) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("levels", "window", "most"),
     [
-        (("target", "middle", "drafter"), [5, 3], (115, 78)),
-        (("target", "eagle3"), None, (181, 127)),
+        (("target", "middle", "drafter"), [5, 3], (118, 78)),
+        (("target", "eagle3"), None, (182, 127)),
     ],
     ids=["three levels", "eagle"],
 )
@@ -557,7 +552,7 @@ def test_a_chain_imports_no_more_than_it_did() -> None:
     assert lines <= 15_133
     names, lines = loaded(script=_CHAIN)
     assert not {"polyspec_ext.cli", "polyspec_ext.tiny"} & names
-    assert lines <= 13_606
+    assert lines <= 13_948
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "training"])
