@@ -30,17 +30,6 @@ _sample: _Operator = torch.ops.polyspec.sample.default
 _put_rows = torch.ops.polyspec.put_rows.default
 _verify: _Operator = torch.ops.polyspec.verify.default
 _verify_tree: _Operator = torch.ops.polyspec.verify_tree.default
-# Name, type, neutral value and greatest value of each parameter, in the operators' order.
-_NUMBERS: list[tuple[str, Any, Any, Any]] = [
-    ("temperature", float, 0.0, arguments.TEMPERATURE_MAX),
-    ("top_k", int, 0, arguments.INT64_MAX),
-    ("top_p", float, 1.0, 1.0),
-    ("min_p", float, 0.0, 1.0),
-    ("seed", int, 0, arguments.SEED_MAX),
-    ("position", int, 0, arguments.INT64_MAX),
-    ("round", int, 0, arguments.ROUND_MAX),
-    ("node", int, 0, arguments.NODE_MAX),
-]
 _UNCUT = None, arguments.INT64_MAX, None
 _TOKEN = arguments.RULES["token"]
 _result: Callable[..., Any] = tuple.__new__  # faster than `NamedTuple._make`
@@ -143,26 +132,49 @@ def has_cuda() -> bool:
     return bool(_C.build_info()["cuda"]) and torch.cuda.is_available()
 
 
-def _numbers(level: Any, *values: Any) -> list[Any]:
-    """Return the parameters of `_NUMBERS` in the operators' form, each as a scalar, and None or a
-    tensor that overrides the scalar; then the level."""
-    made: list[Any] = []  # in one loop, because every step of a chain pays for it
-    for (name, kind, neutral, most), value in zip(_NUMBERS, values, strict=False):
-        if isinstance(value, torch.Tensor):
-            made.append(neutral)
-            made.append(value)
-            continue
-        if type(value) is not kind or not 0 <= value <= most:
-            check = arguments.number if kind is float else arguments.whole
-            value = check(name, value, most)
-        if kind is int and value > arguments.INT64_MAX:
-            value -= 2**64  # the bits of a seed as a signed number
-        made.append(value)
-        made.append(None)
+def _numbers(
+    level: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any, position: Any,
+    round: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the parameters in the operators' form, each as a scalar, and None or a tensor that
+    overrides the scalar; then the level. Without a loop, because every step of a chain pays."""
+    temperatures = top_ks = top_ps = min_ps = seeds = positions = rounds = None
+    if isinstance(temperature, torch.Tensor):
+        temperatures, temperature = temperature, 0.0
+    elif type(temperature) is not float or not 0 <= temperature <= arguments.TEMPERATURE_MAX:
+        temperature = arguments.number("temperature", temperature, arguments.TEMPERATURE_MAX)
+    if isinstance(top_k, torch.Tensor):
+        top_ks, top_k = top_k, 0
+    elif type(top_k) is not int or not 0 <= top_k <= arguments.INT64_MAX:
+        top_k = arguments.whole("top_k", top_k)
+    if isinstance(top_p, torch.Tensor):
+        top_ps, top_p = top_p, 1.0
+    elif type(top_p) is not float or not 0 <= top_p <= 1.0:
+        top_p = arguments.number("top_p", top_p)
+    if isinstance(min_p, torch.Tensor):
+        min_ps, min_p = min_p, 0.0
+    elif type(min_p) is not float or not 0 <= min_p <= 1.0:
+        min_p = arguments.number("min_p", min_p)
+    if isinstance(seed, torch.Tensor):
+        seeds, seed = seed, 0
+    elif type(seed) is not int or not 0 <= seed <= arguments.SEED_MAX:
+        seed = arguments.whole("seed", seed, arguments.SEED_MAX)
+    if isinstance(position, torch.Tensor):
+        positions, position = position, 0
+    elif type(position) is not int or not 0 <= position <= arguments.INT64_MAX:
+        position = arguments.whole("position", position)
+    if isinstance(round, torch.Tensor):
+        rounds, round = round, 0
+    elif type(round) is not int or not 0 <= round <= arguments.ROUND_MAX:
+        round = arguments.whole("round", round, arguments.ROUND_MAX)
+    if seed > arguments.INT64_MAX:
+        seed -= 2**64  # the same bits as a signed number
     if type(level) is not int or not 1 <= level <= arguments.LEVEL_MAX:
         level = arguments.whole("level", level, arguments.LEVEL_MAX, 1)
-    made.append(level)
-    return made
+    return (
+        temperature, temperatures, top_k, top_ks, top_p, top_ps, min_p, min_ps, seed, seeds,
+        position, positions, round, rounds, level,
+    )  # fmt: skip
 
 
 def sample(
@@ -209,10 +221,16 @@ def sample(
         ValueError: a shape, stride, device or range is wrong; names the expected and actual value.
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
+    *numbers, level = _numbers(level, temperature, top_k, top_p, min_p, seed, position, round)
+    nodes = node if isinstance(node, torch.Tensor) else None
+    number = 0 if nodes is not None else arguments.whole("node", node, arguments.NODE_MAX)
     try:
         outputs = _sample(
             logits,
-            *_numbers(level, temperature, top_k, top_p, min_p, seed, position, round, node),
+            *numbers,
+            number,
+            nodes,
+            level,
             draws,
             allowed,
         )
@@ -260,13 +278,16 @@ def draw(
         if statistics is not None:
             statistics[:, column] = known
         return drawn[:, None]
-    tensors = []
-    for value in parameters:
-        tensors.append(value if isinstance(value, torch.Tensor) else None)
+    temperature, top_k, top_p, min_p, seed = parameters
     try:
         return _draw(
-            logits, *tensors, positions, rounds, level, column, tokens, status, rows, statistics
-        )
+            logits,
+            temperature if isinstance(temperature, torch.Tensor) else None,
+            top_k if isinstance(top_k, torch.Tensor) else None,
+            top_p if isinstance(top_p, torch.Tensor) else None,
+            min_p if isinstance(min_p, torch.Tensor) else None,
+            seed, positions, rounds, level, column, tokens, status, rows, statistics,
+        )  # fmt: skip
     except RuntimeError as error:
         raise checks.typed(error, "logits", logits) from None
 

@@ -602,8 +602,8 @@ FAULTS = (
     Fault(
         "ops: seeds from 2**63 on are refused or another seed",
         "polyspec_ext/ops/verification.py",
-        "value -= 2**64  #",
-        "value = arguments.INT64_MAX  #",
+        "seed -= 2**64  #",
+        "seed = arguments.INT64_MAX  #",
         ("python_tests/ops/test_torch_integration.py::test_seed_is_64_bits[cpu]",),
     ),
     Fault(
