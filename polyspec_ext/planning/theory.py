@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .._C import RoundShape, schedule_due
+from .. import _C
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -169,7 +169,7 @@ class RoundModel:
             room = np.minimum(self.remaining + 1, self.room + 1 - level).clip(1)
         rooms, inverse = np.unique(room, return_inverse=True)
         below = self.levels - level
-        shape = RoundShape(below + 1, 0, 0)
+        shape = _C.RoundShape(below + 1, 0, 0)
         rows = np.zeros((len(rooms), shape.words), np.int64)
         rows[:, shape.ROOM] = rooms
         for number in range(below):
@@ -182,11 +182,11 @@ class RoundModel:
         """Return ``[P]`` each: the level that acts next, and the number of tokens that it drafts or
         verifies, with `pending` tokens in `blocks` blocks for `level` and none for lower levels."""
         rows, inverse = self.rows(level)
-        shape = RoundShape(self.levels - level + 1, 0, 0)
+        shape = _C.RoundShape(self.levels - level + 1, 0, 0)
         at = shape.level_at(1)
         rows[:, at + shape.PENDING], rows[:, at + shape.BLOCKS] = pending, blocks
         rows[:, shape.TAIL_WINDOW] = tail
-        levels, counts = schedule_due(rows, shape.levels)
+        levels, counts = _C.schedule_due(rows, shape.levels)
         return levels[inverse] + level - 1, counts[inverse]
 
     def _block(self, level: int) -> tuple[Outcomes, Log]:

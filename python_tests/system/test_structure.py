@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -535,6 +536,15 @@ def lines_of(modules: Iterable[str]) -> int:
     files = [ROOT.parent.joinpath(*name.split(".")) for name in modules]
     files = [path / "__init__.py" if path.is_dir() else path.with_suffix(".py") for path in files]
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+
+
+def test_names_of_the_compiled_part_come_after_torch() -> None:
+    """torch loads its libraries; `from polyspec_ext import _C` imports torch itself."""
+    for path in ROOT.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        found = re.search(r"^from \.+_C import", text, re.M)
+        before = r"^(import torch|from \.+ import arguments)$"
+        assert found is None or re.search(before, text[: found.start()], re.M), path
 
 
 @pytest.mark.parametrize("words", ["--help", "serve --help", "--version", "plan --wrong"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import sys
 from typing import Any
 
@@ -61,7 +62,8 @@ def _configure(original: Any, config: Any) -> None:
     from vllm.version import __version__
 
     is_async = config.scheduler_config.async_scheduling
-    if Options.of(config) is None:
+    options = Options.of(config)
+    if options is None:
         original(config)
         return
     replace(type(config), "_get_v2_model_runner_unsupported_features", _unsupported)
@@ -79,6 +81,11 @@ def _configure(original: Any, config: Any) -> None:
                 "needs accepted tokens on the host; pass --no-async-scheduling"
             )
         scheduler.async_scheduling = False
+    below = " <- ".join(options.levels) or "vLLM's own"
+    # vLLM's handlers show loggers below its own.
+    logging.getLogger("vllm.polyspec").info(
+        "polyspec: active, rule %s, drafts: %s", options.rule, below
+    )
 
 
 def _unsupported(original: Any, config: Any) -> list[str]:
