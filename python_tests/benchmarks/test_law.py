@@ -16,7 +16,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("label", ["ours, three levels", "ours, three paths"])
+@pytest.mark.parametrize("label", ["ours: three levels", "ours: three paths"])
 def test_a_chain_has_the_law_and_no_other(label: str, models: Path) -> None:
     told = law.answers(label, str(models), 1024, 1)
     for name, sampling in law.SETTINGS.items():
