@@ -1,7 +1,7 @@
 """Compare thousands of short texts of each engine with the law of a tiny model, by enumeration.
 
 Per engine: p of a G-test at temperature 0.8 and with filters, greedy texts equal to its plain
-decoding, and texts of a seed alone equal to those in a batch. A p below 1e-6 is another law.
+decoding, and a seed's text alone equal to its text in a batch. A p below 1e-6 is another law.
 Engines that are not installed are left out: vLLM's environment measures vLLM.
 """
 

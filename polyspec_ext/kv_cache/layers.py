@@ -136,12 +136,8 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         """Append in a pass that `RollbackCache.update` has checked, and return views for attention:
         ``[B, H, span, Dk]``, and ``[.., Dv]`` values."""
-        at, span = self.rows.at, self.rows.span
-        if at is None or not self.takes_blocks:
-            self.append(key_states, value_states)
-        else:  # equal row lengths: two block copies cost less than the operator with lengths
-            self.keys.narrow(2, at, key_states.shape[2]).copy_(key_states)
-            self.values.narrow(2, at, key_states.shape[2]).copy_(value_states)
+        span = self.rows.span
+        self.append(key_states, value_states)
         return self.keys.narrow(2, 0, span), self.values.narrow(2, 0, span)
 
     def visible(self, queries: Tensor, tree: Tensor | None) -> Tensor:

@@ -453,8 +453,14 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         rows.seen.add(layer_idx)
         if not layer.is_initialized:
             layer.lazy_initialization(key_states, value_states)
-        states: tuple[Tensor, Tensor] = layer.update(key_states, value_states)
-        return states
+        if rows.at is None or not layer.takes_blocks:
+            states: tuple[Tensor, Tensor] = layer.update(key_states, value_states)
+            return states
+        # Equal row lengths: two block copies cost less than the operator with lengths.
+        keys, values, span = layer.keys, layer.values, rows.span
+        keys.narrow(2, rows.at, new).copy_(key_states)
+        values.narrow(2, rows.at, new).copy_(value_states)
+        return keys.narrow(2, 0, span), values.narrow(2, 0, span)
 
     def memory_of(self, layers: tuple[int, ...]) -> Slots | None:
         """Return keys and values of each of `layers`, ``[B, H, C, D]``, for a prepared pass that
