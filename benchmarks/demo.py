@@ -1,7 +1,9 @@
 """Plain decoding, two levels and three levels side by side.
 
-An answer of the longest chain, then all methods in turns (`measuring`). Baselines: transformers'
-`generate`, and the same engine with the target alone, packed and not. Ratios: over the fastest.
+An answer of the longest chain, then all methods in turns (`measuring`). The planner chooses the
+chains of the shipped models: the fastest of two and of three levels on this machine. Baselines:
+transformers' `generate`, and the same engine with the target alone, packed and not. Ratios: over
+the fastest.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from polyspec_ext.cli import INTERRUPTED, options
 from polyspec_ext.cli.generate import SHIPPED, print_text, tokenizer_of
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.models import has_quantised_layers, level_line
+from polyspec_ext.planning.planner import plan
 from polyspec_ext.stats import Stats, merge
 
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
@@ -50,6 +53,7 @@ OPTIONS: tuple[Any, ...] = (
     ("--prompts", options.COUNT, None, "N", "questions (default: the first 6 of the shipped models,"
      " else 3)"),
     ("--max-new-tokens", options.COUNT, None, "N", "(default: 128 of the shipped models, else 48)"),
+    ("--planning", options.number(0), 20, "S", "seconds to choose the shipped models' chains"),
     ("--repeats", options.COUNT, 3, "N", "runs per question"),
     ("--seconds", options.number(0), 75, "S", "after which no repeat begins"),
     "--temperature", "--seed",
@@ -99,10 +103,12 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     engines = engines_of(args.gguf, args.llama)  # errors come before minutes of loading
     progress.phase("loading the models, and timing how they run fastest here")
     tokenizer = tokenizer_of(args)
-    levels, chains = shipped_chains() if shipped else chains_of(args.target, args.draft)
     if shipped:
-        prompts = tiny.prompt_ids(questions)
+        levels, prompts = tiny.levels(), tiny.prompt_ids(questions)
+        progress.phase("choosing the fastest chains of two and of three levels")
+        chains = planned_chains(levels, prompts, args)
     else:
+        levels, chains = chains_of(args.target, args.draft)
         prompts = [prompt_of_text(tokenizer, text).input_ids for text in questions]
     report = output.header("demo", 1)
     sampling = {"temperature": args.temperature, "seed": args.seed}
@@ -135,13 +141,16 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     return {**report, "text": text, "tables": [table], "interrupted": interrupted}
 
 
-def shipped_chains() -> tuple[dict[str, HuggingFaceLevel], list[Chain]]:
-    """Return the shipped models in their fastest form, and their chains."""
-    levels = tiny.levels()
-    return levels, [
-        Chain([levels[n] for n in names], list(tiny.WINDOWS[names]), rounds=tiny.ROUNDS.get(names))
-        for names in (("target", "drafter"), ("target", "middle"), tiny.LEVELS)
-    ]
+def planned_chains(
+    levels: dict[str, HuggingFaceLevel], prompts: list[list[int]], args: argparse.Namespace
+) -> list[Chain]:
+    """Return the chains of two and of three levels that the planner predicts to be the fastest."""
+    made = plan(
+        [*levels.values(), "prompt-lookup"], prompts, args.max_new_tokens,
+        temperature=args.temperature, seconds=args.planning,
+    )  # fmt: skip
+    best = [next(x for x in made.candidates if len(x.levels) == count) for count in (2, 3)]
+    return [made.chain(candidate) for candidate in best]
 
 
 def chains_of(target: str, draft: str | None) -> tuple[dict[str, HuggingFaceLevel], list[Chain]]:
@@ -264,6 +273,20 @@ def status(report: dict[str, Any]) -> int:
     return INTERRUPTED if report["interrupted"] else int(differs)
 
 
+def reason(table: dict[str, Any]) -> str:
+    """Return in a sentence why the fastest method is the fastest."""
+    best = max(table["configurations"], key=lambda row: row["tokens_per_second"])
+    if not best["window"] or best["stats"] is None:
+        return f"{best['label']} is the fastest here: drafts cost more than they save."
+    target, *below = best["stats"]["levels"]
+    share = sum(level["seconds"] for level in below) / best["stats"]["decode_seconds"]
+    return (
+        f"{best['label']} is the fastest: a pass of the target yields "
+        f"{target['mean_acceptance_length']:.1f} tokens, and the levels below take {share:.0%} of "
+        "the time."
+    )
+
+
 def markdown(report: dict[str, Any]) -> str:
     """Return the methods, the passes of the longest chain's levels, and the conditions."""
     (table,) = report["tables"]
@@ -287,6 +310,7 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join(
         [
             *output.table(heads, rows, range(1, 6)),
+            f"\n{reason(table)}",
             f"\n{longest['label']}:\n",
             *output.table(["level", "passes", "ms/pass", "mean length", "accepted"], levels),
             "\nThe levels, as this processor runs them:\n",

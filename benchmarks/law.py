@@ -16,6 +16,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -272,8 +273,10 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         laws = {name: law_of(Path(folder), own) for name, own in SETTINGS.items()}
         plain: dict[str, Texts] = {}
         for label in progress.bar(chosen, desc="law", leave=False):
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                told = pool.apply(answers, (label, folder, args.texts, torch.get_num_threads()))
+            fresh = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(1, mp_context=fresh) as pool:
+                given = label, folder, args.texts, torch.get_num_threads()
+                told = pool.submit(answers, *given).result()
             plain[label] = told["greedy"]
             own = plain.get(ENGINES[label][1])
             alike = None if own is None else sum(map(list.__eq__, told["greedy"], own))

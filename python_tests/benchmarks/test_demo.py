@@ -19,7 +19,7 @@ from benchmarks.__main__ import main
 from polyspec_ext import tiny
 
 untrained = pytest.mark.usefixtures("tiny_untrained")
-DEMO = ("demo", "--prompts", "2", "--max-new-tokens", "8")
+DEMO = ("demo", "--prompts", "2", "--max-new-tokens", "8", "--planning", "1")
 TARGET, DRAFTER = str(tiny.path("target")), str(tiny.path("drafter"))
 
 
@@ -43,7 +43,8 @@ def test_demo_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(table["choices"]) == [*tiny.LEVELS]
     assert "parameters, float32" in table["choices"]["target"]
     rows = table["configurations"]
-    assert len(rows) == 6
+    assert len(rows) == 5
+    assert [len(row["window"]) for row in rows[3:]] == [1, 2]
     theirs = next(row for row in rows if row["label"] == demo.GENERATE)
     assert theirs["ratio_to_generate"] == 1.0
     # Ratios are over the fastest of the ways to decode plainly.
@@ -75,16 +76,18 @@ def test_demo_streams_an_answer_and_prints_a_table(
     assert table.count("\n| configuration |") == 1
     # The form of each level that was chosen for this processor.
     assert [table.count(f"\n- {level}: ") for level in tiny.LEVELS] == [1, 1, 1]
-    *_, loading, measuring = err.splitlines()
+    *_, loading, choosing, measuring = err.splitlines()
     assert "loading" in loading
-    assert "measuring 6 configurations: 2 questions" in measuring
+    assert "choosing" in choosing
+    assert "measuring 5 configurations: 2 questions" in measuring
+    assert "the fastest" in table
     shown = " ".join(out.split())
     assert f"load average {load:.1f} before" in shown
     assert ("times may be too long, and ratios uncertain" in shown) == busy
 
 
 @untrained
-@pytest.mark.parametrize(("calls", "repeats"), [(8, 0), (24, 1)])
+@pytest.mark.parametrize(("calls", "repeats"), [(8, 0), (18, 1)])
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_ctrl_c_keeps_the_repeats_that_the_demo_has_finished(
     capsys: pytest.CaptureFixture[str],
@@ -93,7 +96,7 @@ def test_ctrl_c_keeps_the_repeats_that_the_demo_has_finished(
     calls: int,
     repeats: int,
 ) -> None:
-    """Five chains answer two prompts twice, after a first call of each."""
+    """Four chains answer two prompts twice, after a first call of each."""
     generate, left = ps.Chain.generate, iter(range(calls))
 
     def interrupted(self: ps.Chain, *args: Any, **more: Any) -> ps.Output:
@@ -116,7 +119,7 @@ def test_demo_says_when_the_text_differs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved_chain.end_wrongly(monkeypatch)
-    words = ("demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6")
+    words = ("demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6", "--planning", "1")
     status, out, _ = call(capsys, *words)
     assert status == 1
     assert "DIFFER" in out
