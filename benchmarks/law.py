@@ -276,7 +276,11 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             fresh = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(1, mp_context=fresh) as pool:
                 given = label, folder, args.texts, torch.get_num_threads()
-                told = pool.submit(answers, *given).result()
+                try:
+                    told = pool.submit(answers, *given).result()
+                except Exception as error:  # as of an engine that draws ids out of the vocabulary
+                    rows[label] = {"error": str(error).splitlines()[0]}
+                    continue
             plain[label] = told["greedy"]
             own = plain.get(ENGINES[label][1])
             alike = None if own is None else sum(map(list.__eq__, told["greedy"], own))
@@ -292,17 +296,20 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def markdown(report: dict[str, Any]) -> str:
     """Return the report as a table."""
-    cells = [
-        [label, *(f"{p:.2g}" for p in row["p"].values()),
-         "" if row["greedy"] is None else f"{row['greedy']} of 20",
-         "has no seeds" if row["seeded"] is None else f"{row['seeded']} of {SEEDED}"]
-        for label, row in report["engines"].items()
-    ]  # fmt: skip
+
+    def cells(label: str, row: dict[str, Any]) -> list[str]:
+        if "error" in row:
+            return [label, *["fails"] * (len(SETTINGS) + 2)]
+        greedy = "" if row["greedy"] is None else f"{row['greedy']} of 20"
+        seeded = "has no seeds" if row["seeded"] is None else f"{row['seeded']} of {SEEDED}"
+        return [label, *(f"{p:.2g}" for p in row["p"].values()), greedy, seeded]
+
     names = ("engine", *(f"p, {name}" for name in SETTINGS))
     titles = (*names, "same greedy text as plain decoding", "same text of a seed in a batch")
     versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
     head = f"{report['settings']['texts']} texts of {LENGTH} tokens of {VOCAB}"
-    table = output.table(titles, cells, range(1, len(titles)))
+    rows = [cells(label, row) for label, row in report["engines"].items()]
+    table = output.table(titles, rows, range(1, len(titles)))
     return "\n".join([f"{head}; {versions}; {output.conditions(report)}.", "", *table])
 
 

@@ -101,7 +101,7 @@ if(POLYSPEC_BUILD_PYTHON)
     NAME cuda_on_cpu.python
     COMMAND
       "${Python_EXECUTABLE}" -m pytest -q -p on_stand_in python_tests/ops/test_verify_tree.py
-      python_tests/ops/test_indexed_verify.py python_tests/ops/test_properties.py python_tests/ops/test_unchecked.py
+      python_tests/ops/test_indexed_verify.py python_tests/ops/test_properties.py python_tests/ops/test_draw.py
       ${runtime}/test_batches.py
       "${runtime}/test_device_rounds.py::test_caches_hold_what_they_hold_step_by_step"
       "${runtime}/test_device_trees.py::test_its_steps_are_captured[third tree]"

@@ -66,9 +66,13 @@ class Rows:
         batch, longest = len(lengths), max(lengths)
         self.state = StateRows(self.levels, batch, 1, 64 + longest)
         rows: list[Any] = [
-            SimpleNamespace(tokens=[0] * PROMPT, room=length, eos=frozenset())
+            SimpleNamespace(tokens=[0] * PROMPT, room=length, request=SimpleNamespace(eos=()))
             if text.room is None
-            else SimpleNamespace(tokens=[0] * PROMPT, room=int(text.room[0]), eos=frozenset({EOS}))
+            else SimpleNamespace(
+                tokens=[0] * PROMPT,
+                room=int(text.room[0]),
+                request=SimpleNamespace(eos=(EOS,)),
+            )
             for text, length in zip(texts, lengths, strict=True)
         ]
         before = StateRows(self.levels, batch)
