@@ -101,7 +101,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     questions = questions[: args.prompts or (6 if shipped else 3)]
     args.max_new_tokens = args.max_new_tokens or (128 if shipped else 48)
     engines = engines_of(args.gguf, args.llama)  # errors come before minutes of loading
-    progress.phase("loading the models, and timing how they run fastest here")
+    progress.phase("loading the models")
     tokenizer = tokenizer_of(args)
     if shipped:
         levels, prompts = tiny.levels(), tiny.prompt_ids(questions)

@@ -40,11 +40,9 @@ class Engine(Protocol):
 
     def sample(self, prompts: Texts, sampling: dict[str, Any], seeds: Sequence[int]) -> Texts:
         """Return a sampled text of `LENGTH` tokens of each prompt."""
-        ...
 
     def greedy(self, prompts: Texts) -> Texts:
         """Return a greedy text of `GREEDY` tokens of each prompt."""
-        ...
 
 
 # ---- the engines, through their public interfaces ------------------------------------------------
@@ -118,6 +116,8 @@ class Vllm:
             more = {"model": str(models / "drafter")} if "prompt" not in str(speculation) else {}
             config["speculative_config"] = {"num_speculative_tokens": 2, **speculation, **more}
         if rule is not None:
+            if not importlib.metadata.entry_points(group="vllm.general_plugins", name="polyspec"):
+                raise ValueError("our rule: install polyspec_ext where vLLM is installed")
             config["additional_config"] = {"polyspec": {"rule": rule}}
         self._llm = vllm.LLM(
             str(models / "target"), dtype="float32", enforce_eager=True, skip_tokenizer_init=True,
