@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 import polyspec_ext._C  # noqa: F401, registers the operators
-from polyspec_ext.ops import int4
+from polyspec_ext.quantization import weights as int4
 
 SOURCE = """
 #include <cstdint>

@@ -14,7 +14,7 @@ from benchmarks import measuring, output
 from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
 from polyspec_ext.levels.products import DenseLinear, OneDnnLinear, in_huge_pages
-from polyspec_ext.ops import int4
+from polyspec_ext.quantization import weights as int4
 from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 
 GROUP = 128

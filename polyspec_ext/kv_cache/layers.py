@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..ops import decoder
-from ..ops import kv as cache_ops
 from .lengths import RowLengths
 
 # Minimum slots that attention reads on a device; doubled as needed.
@@ -125,7 +124,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             keys = keys.contiguous()
         if values.stride(3) != 1 and values.shape[3] > 1:
             values = values.contiguous()
-        _, status = cache_ops.append(
+        _, status = decoder.append(
             self.keys, self.values, keys, values, base, counts, ring=self.ring, sinks=self.sinks
         )
         if self.index == 0:  # every layer has the same lengths, and so the same status

@@ -21,7 +21,7 @@ class RowLengths:
     Attributes:
         batch: rows, B.
         lengths: [B] int64, tokens of each row, including the forward pass in progress.
-        status: [B] int32, the status bits of all appends (`ops.kv.CacheStatus`).
+        status: [B] int32, the status bits of all appends (`ops.decoder.CacheStatus`).
         host: the lengths on the host; None: unknown, after counts or lengths as a tensor.
         bound: upper bound of `lengths`; `peak`: of all lengths since the last reset.
         limit: upper bound of all lengths until the host knows the lengths again. With a limit

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import Cache
 
 from .. import arguments, rooms
-from ..ops import kv as cache_ops
+from ..ops import decoder
 from ..tensors import MemoryKey, RowCounts
 from .layers import RollbackLayer, additive, ancestors, query_positions
 from .lengths import RowLengths
@@ -120,7 +120,7 @@ _SMALL = 1024  # tokens of a row; a capacity up to this is never too large to re
 # Maximum tokens of a pass with a mask cut from a strip.
 _STRIP = 32
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-# Keys and values of some layers, and their addresses (`ops.kv.pointers`).
+# Keys and values of some layers, and their addresses (`ops.decoder.pointers`).
 _Layers = tuple[list[Tensor], list[Tensor], Tensor]
 Slots = tuple[list[Tensor], list[Tensor]]  # keys and values of some layers
 _ALIKE = "alike"  # key of `RowLengths.memory`: layers that share a launch
@@ -280,7 +280,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
 
     @property
     def status(self) -> Tensor:
-        """[B] int32, status bits of the appends since the last reset (`ops.kv.CacheStatus`)."""
+        """[B] int32, status bits of appends since the last reset (`ops.decoder.CacheStatus`)."""
         return self.rows.status
 
     @property
@@ -467,8 +467,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         appends to all of them in one call; cached in `RowLengths.memory`. None: not all layers are
         allocated with consecutive slots per row on one device.
 
-        The lengths and counts of `ops.kv.append` are then ``rows.base`` and ``rows.counts``, and if
-        ``rows.at`` is None, its status goes into ``rows.status``.
+        The lengths and counts of `ops.decoder.append` are then ``rows.base`` and ``rows.counts``,
+        and if ``rows.at`` is None, its status goes into ``rows.status``.
         """
         if layers not in self.rows.memory and self.in_one_place:
             chosen = [self.layers[number] for number in layers]
@@ -510,7 +510,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             rows.memory[_ALIKE] = self._alike()
         for keys, values, pointers in rows.memory[_ALIKE]:
             device = pointers.device
-            _, status = cache_ops.compact_tree(
+            _, status = decoder.compact_tree(
                 keys, values, pointers, front.on(device), path.to(device, non_blocking=True)
             )
             rows.status.bitwise_or_(status.to(rows.status.device))
@@ -537,7 +537,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         if bases not in self._moved:
             if len(self._moved) >= len(self.layers):  # entries of freed memory
                 self._moved.clear()
-            self._moved[bases] = cache_ops.pointers(keys, values)
+            self._moved[bases] = decoder.pointers(keys, values)
         return self._moved[bases]
 
     # ---- rows that enter and leave ---------------------------------------------------------------

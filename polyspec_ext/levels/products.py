@@ -3,9 +3,9 @@ plain layers.
 
 A verification reads a few tokens at once, which should cost as much as a single token: the
 processor reads the weights once either way. With torch's layout of weights it costs more, with
-packed weights nearly the same. On x86 the product is this package's (`polyspec_ext.ops.dense`) in
-float32 and bfloat16; everything else on the CPU is oneDNN's. On CUDA weights are not packed, and
-torch multiplies.
+packed weights nearly the same. On x86 the product is `ops.decoder.dense_product` in float32
+and bfloat16; everything else on the CPU is oneDNN's. On CUDA weights are not packed, and torch
+multiplies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import decoder, dense
+from ..ops import decoder
 from ..ops.decoder import Matrix
 
 # ---- memory in huge pages ------------------------------------------------------------------------
@@ -138,20 +138,20 @@ class OneDnnLinear(PackedLinear):
 
 
 class DenseLinear(PackedLinear):
-    """A `PackedLinear` by `polyspec_ext.ops.dense`, without effects between rows."""
+    """A `PackedLinear` by `ops.decoder.dense_product`, without effects between rows."""
 
     packed: Tensor
 
     def _pack(self, weight: Tensor) -> None:
-        self.register_buffer("packed", in_huge_pages(dense.pack(weight)))
+        self.register_buffer("packed", in_huge_pages(decoder.dense_pack(weight)))
 
     def product(self, x: Tensor) -> Tensor:
-        return dense.product(x, self.packed, self.out_features, self.bias)
+        return decoder.dense_product(x, self.packed, self.out_features, self.bias)
 
     def function(self) -> Callable[[Tensor], Tensor]:
         """Return `product` without the calls of a module."""
         form = {"packed": self.packed, "outputs": self.out_features, "bias": self.bias}
-        return functools.partial(dense.product, **form)
+        return functools.partial(decoder.dense_product, **form)
 
     def matrices(self) -> Sequence[Matrix]:
         form = decoder.DENSE, self.out_features, self.in_features

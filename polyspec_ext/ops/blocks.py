@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .dense import LABEL_BYTES
+from .decoder import LABEL_BYTES
 
 _fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
 BLOCK_INPUTS = {2: 32, 3: 32, 6: 32, 7: 32, 8: 32, 12: 256, 13: 256, 14: 256}

@@ -1,21 +1,66 @@
-"""All decoder layers of a model over torch tensors: on the CPU in one call (polyspec/decoder.hpp),
-on the CPU or CUDA by separate operators of this module."""
+"""Operators of decoder layers over torch tensors: products with packed weights
+(polyspec/dense.hpp), attention, norms, rotary positions, caches of keys and values
+(polyspec/kv_cache.hpp), and all layers of a model, on the CPU in one call (polyspec/decoder.hpp).
+
+A wrong shape, dtype or device is a RuntimeError that names the argument. Errors in the values of
+cached lengths and paths are status bits. Nothing waits for the device; all work under
+``torch.compile`` and in CUDA graphs. A rollback of a contiguous cache needs no operator: it changes
+the lengths only (contract C7). Paged caches: ``torch.ops.polyspec.append_paged``, ``reserve_pages``
+and ``truncate_pages``.
+"""
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.library import register_fake
 
 # Head dimensions: kAttentionStep and kAttentionWidth of polyspec/attention.hpp.
 WIDTHS = frozenset(range(32, 256 + 1, 32))
 # Maximum tokens per row for the CUDA operator, which is for verifications.
 FEW_TOKENS = 64
-_fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
+Appended = tuple[Tensor, Tensor]  # lengths or queries, and a status
+_append: Callable[..., Appended] = torch.ops.polyspec.append.default
+LABEL_BYTES = 64  # header of packed weights with their layout (polyspec/types.hpp, PackedLayout)
 
+# ---- products ------------------------------------------------------------------------------------
+
+dense_pack: Callable[[Tensor], Tensor] = torch.ops.polyspec.dense_pack.default
+"""Pack weights [N, K], float32 or bfloat16, unit stride along K, as `dense_product` reads them:
+uint8, one dimension, in the layout of polyspec/dense.hpp."""
+
+dense_product: Callable[[Tensor, Tensor, int, Tensor | None], Tensor]
+dense_product = torch.ops.polyspec.dense_product.default
+"""Return ``x W^T + b``, [M, outputs] in the dtype of `x`, on the CPU.
+
+Sums are float32, in the order that polyspec/dense.hpp states, and numbers below 2^-126 count as
+zero. Row m is the same, bit for bit, whatever M and the number of threads are, and on every
+processor but for bfloat16 where there is AMX.
+
+Args:
+    x: [M, K] in the dtype of the weights, unit stride along K.
+    packed: of `dense_pack`, for weights [outputs, K].
+    outputs: of these weights.
+    bias: [outputs] in that dtype; None: none.
+"""
+
+
+def _packed(weights: Tensor) -> Tensor:
+    outputs, inputs = weights.shape
+    together = 4 // weights.element_size()
+    tiles = -(-outputs // 16) * -(-inputs // together) * 64
+    return weights.new_empty(tiles + LABEL_BYTES, dtype=torch.uint8)
+
+
+register_fake("polyspec::dense_pack", _packed)
+register_fake("polyspec::dense_product", lambda x, _, outputs, *__: x.new_empty(len(x), outputs))
+
+# ---- operators of a layer ------------------------------------------------------------------------
 
 attention: Callable[..., Tensor] = torch.ops.polyspec.attention.default
 """Return ``softmax(scale query key^T + mask) value``, where heads of queries share heads of
@@ -46,10 +91,75 @@ Raises:
 """
 
 
-@_fake("polyspec::attention")
-def _(query: Tensor, key: object, value: Tensor, *_: object) -> Tensor:
-    batch, heads, tokens = query.shape[:3]
-    return query.new_empty(batch, tokens, heads, value.shape[3])
+class CacheStatus(enum.IntFlag):
+    """Status bits of the cache operators (polyspec/kv_cache.hpp); a row with a bit is unchanged."""
+
+    BAD_LENGTH = 1 << 5
+    BAD_PATH = 1 << 10
+    CACHE_FULL = 1 << 11
+    BAD_PAGE = 1 << 12
+
+
+def append(
+    cache_keys: Tensor,
+    cache_values: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    counts: Tensor | None = None,
+    *,
+    ring: bool = False,
+    sinks: int = 0,
+) -> Appended:
+    """Append new keys and values at each row's length, in place.
+
+    Args:
+        cache_keys, cache_values: [B, H, C, Dk] and [B, H, C, Dv], elements of 1, 2 or 4 bytes, any
+            strides but unit stride along the last dimension. Written.
+        keys, values: [B, H, T, Dk] and [B, H, T, Dv], strides likewise; the cache's dtype.
+        lengths: [B] int64, cached lengths: token i of row b goes to position ``lengths[b] + i``.
+        counts: [B] int64 in [0, T], new tokens of each row; None: T each.
+        ring: positions past the first `sinks` wrap: position p is written to slot ``sinks + (p -
+            sinks) % (C - sinks)``, over older tokens (sliding windows; with sinks, StreamingLLM,
+            arXiv 2309.17453).
+        sinks: first positions, which keep their slots.
+
+    Returns:
+        new_lengths [B] int64, and status [B] int32 (`CacheStatus`): CACHE_FULL where a row's tokens
+        do not fit, BAD_LENGTH for a negative length or a count out of range. A row with a status
+        bit is not written.
+    """
+    return _append(cache_keys, cache_values, keys, values, lengths, counts, ring, sinks)
+
+
+def pointers(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+    """Return the addresses of the layers' keys and values: [2, L] int64 on their device, for
+    `compact_tree`.
+
+    Call it again when a layer's storage changes. It copies a few numbers to the device;
+    `compact_tree` itself does not.
+    """
+    bases = [[tensor.data_ptr() for tensor in keys], [tensor.data_ptr() for tensor in values]]
+    return torch.tensor(bases, dtype=torch.int64).to(keys[0].device, non_blocking=True)
+
+
+compact_tree: Callable[..., Appended] = torch.ops.polyspec.compact_tree.default
+"""Move a tree's accepted path to the front, in place, for all layers in one launch.
+
+Node i of row b lies in slot ``lengths[b] + i``; node ``path[b, j]`` moves to slot ``lengths[b]
++ j``.
+
+Args:
+    keys, values: L tensors [B, H, C, Dk] and [B, H, C, Dv], the same strides in every layer.
+        Written.
+    pointers: [2, L] int64 from `pointers`.
+    lengths: [B] int64, committed tokens in front of the tree.
+    path: [B, M] int64, accepted nodes in strictly increasing order, then -1.
+
+Returns:
+    new_lengths [B] int64, lengths + accepted nodes, and status [B] int32: BAD_PATH where the
+    path does not increase or leaves the cache; nothing is moved in that row.
+"""
 
 
 rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -83,46 +193,56 @@ Args:
 
 rotary_append: Callable[..., tuple[Tensor, Tensor]]
 rotary_append = torch.ops.polyspec.rotary_append.default
-"""Return the queries of `rotary`, append its keys and values as `ops.kv.append` does, and return
+"""Return the queries of `rotary`, append its keys and values as `append` does, and return
 that status [B] int32.
 
 Args:
     x, bias, cosine, sine: as of `rotary`.
     cache_keys, cache_values: [B, groups, C, D] in the dtype of `x`, any strides but unit stride
         along the last dimension. Written.
-    lengths, counts: as of `ops.kv.append`.
+    lengths, counts: as of `append`.
     heads, query_norm, key_norm, epsilon: as of `rotary`.
 """
 
 
-@_fake("polyspec::rms_norm")
-def _(x: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(x)
+def _attended(query: Tensor, key: object, value: Tensor, *_: object) -> Tensor:
+    batch, heads, tokens = query.shape[:3]
+    return query.new_empty(batch, tokens, heads, value.shape[3])
 
 
-@_fake("polyspec::add_rms_norm")
-def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x)
+def _rotated(x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    _, cosine, _, batch, heads, groups, *_ = arguments
+    return tuple(x.new_empty(batch, n, *cosine.shape[1:]) for n in (heads, groups, groups))
 
 
-@_fake("polyspec::gated")
-def _(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], x.shape[1] // 2)
-
-
-@_fake("polyspec::rotary")
-def _(*arguments: Any) -> tuple[Tensor, ...]:
-    x, _, cosine, _, batch, heads, groups, *_ = arguments
-    shape = cosine.shape[1:]
-    return tuple(x.new_empty(batch, count, *shape) for count in (heads, groups, groups))
-
-
-@_fake("polyspec::rotary_append")
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    x, _, cosine, _, keys, _, lengths, _, heads, *_ = arguments
-    batch = keys.shape[0]
+def _rotated_into(x: Tensor, *arguments: Any) -> Appended:
+    _, cosine, _, keys, _, lengths, _, heads, *_ = arguments
+    batch = len(keys)
     return x.new_empty(batch, heads, *cosine.shape[1:]), lengths.new_empty(batch, dtype=torch.int32)
 
+
+def _lengths(index: int) -> Callable[..., Appended]:
+    # Results are like `lengths`, argument number `index`.
+    def fake(*arguments: Any) -> Appended:
+        lengths = arguments[index]
+        return torch.empty_like(lengths), torch.empty_like(lengths, dtype=torch.int32)
+
+    return fake
+
+
+register_fake("polyspec::attention", _attended)
+register_fake("polyspec::rms_norm", lambda x, *_: torch.empty_like(x))
+register_fake("polyspec::add_rms_norm", lambda x, *_: (torch.empty_like(x), torch.empty_like(x)))
+register_fake("polyspec::gated", lambda x: x.new_empty(len(x), x.shape[1] // 2))
+register_fake("polyspec::rotary", _rotated)
+register_fake("polyspec::rotary_append", _rotated_into)
+register_fake("polyspec::append", _lengths(4))
+register_fake("polyspec::append_paged", _lengths(5))
+register_fake("polyspec::compact_tree", _lengths(3))
+for _name in ("reserve_pages", "truncate_pages"):
+    register_fake(f"polyspec::{_name}", lambda pages, *_: pages.new_empty(len(pages)))
+
+# ---- all layers ----------------------------------------------------------------------------------
 
 # PackedLayout and DType of polyspec/types.hpp.
 DENSE, INT4, BLOCKS = 4, 5, 6
@@ -135,8 +255,8 @@ class Matrix(NamedTuple):
     """Packed weights.
 
     Attributes:
-        layout: DENSE, INT4 or BLOCKS: packed by `pack` of `ops.dense`, `ops.int4` (scales in
-            bfloat16) or `ops.blocks`.
+        layout: DENSE, INT4 or BLOCKS: packed by `dense_pack`, by `int4_pack` (scales in bfloat16)
+            or by `ops.blocks`.
         outputs, inputs: dimensions of the matrix.
         packed: the packed weights.
         kind: the group of INT4, the type of BLOCKS.
@@ -203,8 +323,8 @@ class Layers:
 class DecoderLayers(Layers):
     """Layers with matrices as products.
 
-    Results are bit-identical to separate calls of the operators of this module, of `ops.kv` and of
-    the products.
+    Results are bit-identical to separate calls of the operators of this module, and of the
+    products.
     """
 
     def __init__(self, layers: Sequence[LayerParts], shape: LayerShape) -> None:
@@ -227,13 +347,13 @@ class DecoderLayers(Layers):
             cosine, sine: [B or 1, T, D], as of `rotary`.
             mask, causal: as of `attention`; mask [B or 1, 1, T, span].
             keys, values: of each layer [B, groups, C, D], the same strides in all layers. Written.
-            lengths, counts: as of `ops.kv.append`.
+            lengths, counts: as of `append`.
             span: slots of the cache that queries see.
             taken: layers with input states to return, ascending.
 
         Returns:
             The states after the last layer [B, T, N], the states before the layers `taken`
-            [len(taken), B, T, N], and status [B] int32 as of `ops.kv.append`.
+            [len(taken), B, T, N], and status [B] int32 as of `append`.
 
         Raises:
             RuntimeError: a shape, dtype or number does not fit; the message names it.
@@ -307,8 +427,10 @@ def _row(matrix: Matrix) -> list[int]:
     return [matrix.layout, matrix.outputs, matrix.inputs, group, _BFLOAT16, kind, *addresses]
 
 
-@_fake("polyspec::decoder_layers")
-def _(*arguments: Any) -> _Result:
+def _passed(*arguments: Any) -> _Result:
     x, taken = arguments[2 + len(LayerShape._fields)], arguments[-1]
     states = x.new_empty(len(taken), *x.shape)
     return torch.empty_like(x), states, x.new_empty(x.shape[0], dtype=torch.int32)
+
+
+register_fake("polyspec::decoder_layers", _passed)

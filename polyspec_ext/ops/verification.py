@@ -9,30 +9,79 @@ errors in tensor values are returned in ``status`` (see ``errors.raise_for_statu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, overload
+from typing import Any, NamedTuple, overload
 
 import torch
+from torch import Tensor
 
 from .. import _C, arguments
-from . import checks
+from ..arguments import INT64_MAX, kind_of
+from ..errors import PolyspecError
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+Real = float | Tensor
+Int = int | Tensor
+Ids = int | Sequence[int] | Tensor
 
-Real = float | torch.Tensor
-Int = int | torch.Tensor
-Ids = int | Sequence[int] | torch.Tensor
-
-_Operator = Callable[..., tuple[torch.Tensor, ...]]
-_draw: Callable[..., torch.Tensor] = torch.ops.polyspec.draw.default
+_Operator = Callable[..., tuple[Tensor, ...]]
+_draw: Callable[..., Tensor] = torch.ops.polyspec.draw.default
 _sample: _Operator = torch.ops.polyspec.sample.default
 _put_rows = torch.ops.polyspec.put_rows.default
 _verify: _Operator = torch.ops.polyspec.verify.default
 _verify_tree: _Operator = torch.ops.polyspec.verify_tree.default
-_UNCUT = None, arguments.INT64_MAX, None
+_UNCUT = None, INT64_MAX, None
 _TOKEN = arguments.RULES["token"]
 _result: Callable[..., Any] = tuple.__new__  # faster than `NamedTuple._make`
+
+# ---- errors of the binding, and ends of texts ----------------------------------------------------
+
+_OF_BINDING = re.compile(r"\.[ch]pp:\d+, (?:polyspec: )?(.*)", re.DOTALL)
+_OF_DISPATCHER = re.compile(
+    r"type '\S*?(int|float|Tensor)\]?' for argument '(\w+)' but instead found type '([^']*)'"
+)
+_KINDS = {"int": "an integer", "float": "a number", "Tensor": "a tensor"}
+
+
+def typed(error: RuntimeError, name: str, first: Any) -> Exception:
+    """Return an error of a binding as TypeError, for wrong types and dtypes, or ValueError; other
+    errors as they are. `first` is the operator's first argument, `name`."""
+    if isinstance(error, NotImplementedError):  # no tensor, or of a backend without operators
+        if not isinstance(first, Tensor):
+            return TypeError(f"{name}: expected a tensor, given {kind_of(first)}")
+        given = f"a {first.layout} tensor on {first.device}"
+        return ValueError(f"{name}: expected a strided tensor on cpu or cuda, given {given}")
+    if found := _OF_DISPATCHER.search(str(error)):
+        return TypeError(f"{found[2]}: expected {_KINDS[found[1]]}, given {found[3]}")
+    if not (found := _OF_BINDING.search(str(error))):
+        return error
+    if "no CUDA kernels" in found[1]:
+        return PolyspecError(
+            "expected tensors on the CPU, since polyspec_ext was built without CUDA kernels: "
+            "reinstall with POLYSPEC_CUDA=1 in the environment"
+        )
+    return (TypeError if "given a tensor of dtype" in found[1] else ValueError)(found[1])
+
+
+def _cuts(eos: Any, room: Any, logits: Tensor) -> tuple[Any, ...]:
+    """Return the ids that end texts, ``[1, E]`` (the same for all requests) or ``[B, E]`` on the
+    logits' device, and the room. `eos` is an id, several (-1 is no id), or an integer tensor
+    ``[E]`` or ``[B, E]``."""
+    left = (0, room) if isinstance(room, Tensor) else (INT64_MAX, None)
+    if room is not None and not isinstance(room, Tensor):
+        left = arguments.whole("room", room), None
+    if eos is None:
+        return None, *left
+    if isinstance(eos, Tensor):
+        return (eos[None] if eos.dim() == 1 else eos), *left
+    listed = list(eos) if isinstance(eos, Sequence) else [eos]
+    tokens = [arguments.index("eos", entry) for entry in listed]
+    if any(not -1 <= token <= INT64_MAX for token in tokens):
+        raise ValueError(f"eos: expected ids >= 0, or -1 for none, given {tokens}")
+    return torch.tensor([tokens], dtype=torch.int64, device=logits.device), *left
+
+
+# ---- operators -----------------------------------------------------------------------------------
 
 
 class SampleResult(NamedTuple):
@@ -46,10 +95,10 @@ class SampleResult(NamedTuple):
             ``draft_statistics``.
     """
 
-    tokens: torch.Tensor
-    logprobs: torch.Tensor
-    status: torch.Tensor
-    statistics: torch.Tensor
+    tokens: Tensor
+    logprobs: Tensor
+    status: Tensor
+    statistics: Tensor
 
 
 class VerifyResult(NamedTuple):
@@ -65,11 +114,11 @@ class VerifyResult(NamedTuple):
             level above.
     """
 
-    tokens: torch.Tensor
-    num_accepted: torch.Tensor
-    logprobs: torch.Tensor
-    status: torch.Tensor
-    statistics: torch.Tensor
+    tokens: Tensor
+    num_accepted: Tensor
+    logprobs: Tensor
+    status: Tensor
+    statistics: Tensor
 
 
 class CutVerifyResult(NamedTuple):
@@ -89,16 +138,16 @@ class CutVerifyResult(NamedTuple):
         next_positions: [B] int64, absolute position of that token; -1: no token.
     """
 
-    tokens: torch.Tensor
-    num_accepted: torch.Tensor
-    logprobs: torch.Tensor
-    status: torch.Tensor
-    statistics: torch.Tensor
-    num_emitted: torch.Tensor
-    ended: torch.Tensor
-    cache_lengths: torch.Tensor
-    next_ids: torch.Tensor
-    next_positions: torch.Tensor
+    tokens: Tensor
+    num_accepted: Tensor
+    logprobs: Tensor
+    status: Tensor
+    statistics: Tensor
+    num_emitted: Tensor
+    ended: Tensor
+    cache_lengths: Tensor
+    next_ids: Tensor
+    next_positions: Tensor
 
 
 class TreeVerifyResult(NamedTuple):
@@ -113,18 +162,18 @@ class TreeVerifyResult(NamedTuple):
             ``CutVerifyResult``.
     """
 
-    tokens: torch.Tensor
-    num_accepted: torch.Tensor
-    path: torch.Tensor
-    rows: torch.Tensor
-    logprobs: torch.Tensor
-    status: torch.Tensor
-    statistics: torch.Tensor
-    num_emitted: torch.Tensor
-    ended: torch.Tensor
-    cache_lengths: torch.Tensor
-    next_ids: torch.Tensor
-    next_positions: torch.Tensor
+    tokens: Tensor
+    num_accepted: Tensor
+    path: Tensor
+    rows: Tensor
+    logprobs: Tensor
+    status: Tensor
+    statistics: Tensor
+    num_emitted: Tensor
+    ended: Tensor
+    cache_lengths: Tensor
+    next_ids: Tensor
+    next_positions: Tensor
 
 
 def has_cuda() -> bool:
@@ -139,35 +188,35 @@ def _numbers(
     """Return the parameters in the operators' form, each as a scalar, and None or a tensor that
     overrides the scalar; then the level. Without a loop, because every step of a chain pays."""
     temperatures = top_ks = top_ps = min_ps = seeds = positions = rounds = None
-    if isinstance(temperature, torch.Tensor):
+    if isinstance(temperature, Tensor):
         temperatures, temperature = temperature, 0.0
     elif type(temperature) is not float or not 0 <= temperature <= arguments.TEMPERATURE_MAX:
         temperature = arguments.number("temperature", temperature, arguments.TEMPERATURE_MAX)
-    if isinstance(top_k, torch.Tensor):
+    if isinstance(top_k, Tensor):
         top_ks, top_k = top_k, 0
-    elif type(top_k) is not int or not 0 <= top_k <= arguments.INT64_MAX:
+    elif type(top_k) is not int or not 0 <= top_k <= INT64_MAX:
         top_k = arguments.whole("top_k", top_k)
-    if isinstance(top_p, torch.Tensor):
+    if isinstance(top_p, Tensor):
         top_ps, top_p = top_p, 1.0
     elif type(top_p) is not float or not 0 <= top_p <= 1.0:
         top_p = arguments.number("top_p", top_p)
-    if isinstance(min_p, torch.Tensor):
+    if isinstance(min_p, Tensor):
         min_ps, min_p = min_p, 0.0
     elif type(min_p) is not float or not 0 <= min_p <= 1.0:
         min_p = arguments.number("min_p", min_p)
-    if isinstance(seed, torch.Tensor):
+    if isinstance(seed, Tensor):
         seeds, seed = seed, 0
     elif type(seed) is not int or not 0 <= seed <= arguments.SEED_MAX:
         seed = arguments.whole("seed", seed, arguments.SEED_MAX)
-    if isinstance(position, torch.Tensor):
+    if isinstance(position, Tensor):
         positions, position = position, 0
-    elif type(position) is not int or not 0 <= position <= arguments.INT64_MAX:
+    elif type(position) is not int or not 0 <= position <= INT64_MAX:
         position = arguments.whole("position", position)
-    if isinstance(round, torch.Tensor):
+    if isinstance(round, Tensor):
         rounds, round = round, 0
     elif type(round) is not int or not 0 <= round <= arguments.ROUND_MAX:
         round = arguments.whole("round", round, arguments.ROUND_MAX)
-    if seed > arguments.INT64_MAX:
+    if seed > INT64_MAX:
         seed -= 2**64  # the same bits as a signed number
     if type(level) is not int or not 1 <= level <= arguments.LEVEL_MAX:
         level = arguments.whole("level", level, arguments.LEVEL_MAX, 1)
@@ -178,7 +227,7 @@ def _numbers(
 
 
 def sample(
-    logits: torch.Tensor,
+    logits: Tensor,
     temperature: Real = 1.0,
     top_k: Int = 0,
     top_p: Real = 1.0,
@@ -189,8 +238,8 @@ def sample(
     round: Int = 0,
     *,
     node: Int = 0,
-    draws: torch.Tensor | None = None,
-    allowed: torch.Tensor | None = None,
+    draws: Tensor | None = None,
+    allowed: Tensor | None = None,
 ) -> SampleResult:
     """Draw one token per request from the processed distribution of its logits.
 
@@ -222,36 +271,28 @@ def sample(
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
     *numbers, level = _numbers(level, temperature, top_k, top_p, min_p, seed, position, round)
-    nodes = node if isinstance(node, torch.Tensor) else None
+    nodes = node if isinstance(node, Tensor) else None
     number = 0 if nodes is not None else arguments.whole("node", node, arguments.NODE_MAX)
     try:
-        outputs = _sample(
-            logits,
-            *numbers,
-            number,
-            nodes,
-            level,
-            draws,
-            allowed,
-        )
+        outputs = _sample(logits, *numbers, number, nodes, level, draws, allowed)
     except RuntimeError as error:
-        raise checks.typed(error, "logits", logits) from None
+        raise typed(error, "logits", logits) from None
     return _result(SampleResult, outputs)  # type: ignore[no-any-return]
 
 
 def draw(
-    logits: torch.Tensor,
+    logits: Tensor,
     parameters: Iterable[Any],
-    positions: torch.Tensor,
-    rounds: torch.Tensor,
+    positions: Tensor,
+    rounds: Tensor,
     level: int,
     column: int,
-    tokens: torch.Tensor,
-    status: torch.Tensor,
-    rows: torch.Tensor | None,
-    statistics: torch.Tensor | None,
-    nodes: torch.Tensor | None = None,
-) -> torch.Tensor:
+    tokens: Tensor,
+    status: Tensor,
+    rows: Tensor | None,
+    statistics: Tensor | None,
+    nodes: Tensor | None = None,
+) -> Tensor:
     """Sample the next token of each row (`ps.sample`) into a column of the tables ``[B, W]``, and
     copy its logits.
 
@@ -282,22 +323,22 @@ def draw(
     try:
         return _draw(
             logits,
-            temperature if isinstance(temperature, torch.Tensor) else None,
-            top_k if isinstance(top_k, torch.Tensor) else None,
-            top_p if isinstance(top_p, torch.Tensor) else None,
-            min_p if isinstance(min_p, torch.Tensor) else None,
+            temperature if isinstance(temperature, Tensor) else None,
+            top_k if isinstance(top_k, Tensor) else None,
+            top_p if isinstance(top_p, Tensor) else None,
+            min_p if isinstance(min_p, Tensor) else None,
             seed, positions, rounds, level, column, tokens, status, rows, statistics,
         )  # fmt: skip
     except RuntimeError as error:
-        raise checks.typed(error, "logits", logits) from None
+        raise typed(error, "logits", logits) from None
 
 
 def put_rows(
-    table: torch.Tensor,
-    statistics: torch.Tensor | None,
-    rows: torch.Tensor,
-    rows_statistics: torch.Tensor | None,
-    slots: torch.Tensor,
+    table: Tensor,
+    statistics: Tensor | None,
+    rows: Tensor,
+    rows_statistics: Tensor | None,
+    slots: Tensor,
     padding: int,
 ) -> None:
     """Copy rows of a block to their slots in a table, with their statistics.
@@ -320,59 +361,36 @@ def put_rows(
         statistics.index_put_(at, rows_statistics)
 
 
-class _Options(TypedDict, total=False):
-    """Keyword arguments of `verify` other than ``eos`` and ``room``."""
-
-    draft_lengths: torch.Tensor | None
-    temperature: Real
-    top_k: Int
-    top_p: Real
-    min_p: Real
-    seed: Int
-    position: Int
-    level: int
-    round: Int
-    rule: str
-    target_to_draft: torch.Tensor | None
-    draft_statistics: torch.Tensor | None
-    draft_rows: torch.Tensor | None
-    slots: torch.Tensor | None
-    offsets: torch.Tensor | None
-    draft_len: int | None
-    draws: torch.Tensor | None
-    allowed: torch.Tensor | None
-
-
 @overload
 def verify(
-    target_logits: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    draft_logits: torch.Tensor | None = None,
+    target_logits: Tensor,
+    draft_tokens: Tensor,
+    draft_logits: Tensor | None = None,
     *,
     eos: None = None,
     room: None = None,
-    **options: Unpack[_Options],
+    **options: Any,
 ) -> VerifyResult: ...
 
 
 @overload
 def verify(
-    target_logits: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    draft_logits: torch.Tensor | None = None,
+    target_logits: Tensor,
+    draft_tokens: Tensor,
+    draft_logits: Tensor | None = None,
     *,
     eos: Ids | None = None,
     room: Int | None = None,
-    **options: Unpack[_Options],
+    **options: Any,
 ) -> CutVerifyResult: ...
 
 
-def verify(
-    target_logits: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    draft_logits: torch.Tensor | None = None,
+def verify(  # type: ignore[misc]
+    target_logits: Tensor,
+    draft_tokens: Tensor,
+    draft_logits: Tensor | None = None,
     *,
-    draft_lengths: torch.Tensor | None = None,
+    draft_lengths: Tensor | None = None,
     temperature: Real = 1.0,
     top_k: Int = 0,
     top_p: Real = 1.0,
@@ -382,14 +400,14 @@ def verify(
     level: int = 1,
     round: Int = 0,
     rule: str = "token",
-    target_to_draft: torch.Tensor | None = None,
-    draft_statistics: torch.Tensor | None = None,
-    draft_rows: torch.Tensor | None = None,
-    slots: torch.Tensor | None = None,
-    offsets: torch.Tensor | None = None,
+    target_to_draft: Tensor | None = None,
+    draft_statistics: Tensor | None = None,
+    draft_rows: Tensor | None = None,
+    slots: Tensor | None = None,
+    offsets: Tensor | None = None,
     draft_len: int | None = None,
-    draws: torch.Tensor | None = None,
-    allowed: torch.Tensor | None = None,
+    draws: Tensor | None = None,
+    allowed: Tensor | None = None,
     eos: Ids | None = None,
     room: Int | None = None,
 ) -> VerifyResult | CutVerifyResult:
@@ -471,29 +489,29 @@ def verify(
             _TOKEN if rule == "token" else arguments.rule(rule),
             draws,
             slots,
-            *(_UNCUT if whole else checks.cuts(eos, room, target_logits)),
+            *(_UNCUT if whole else _cuts(eos, room, target_logits)),
             allowed,
         )
     except RuntimeError as error:
-        raise checks.typed(error, "target_logits", target_logits) from None
+        raise typed(error, "target_logits", target_logits) from None
     if whole:
         return _result(VerifyResult, outputs)  # type: ignore[no-any-return]
     return CutVerifyResult(*outputs, *ends.unbind(0))
 
 
 def verify_tree(
-    target_logits: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    parents: torch.Tensor,
-    draft_logits: torch.Tensor | None = None,
+    target_logits: Tensor,
+    draft_tokens: Tensor,
+    parents: Tensor,
+    draft_logits: Tensor | None = None,
     *,
-    counts: torch.Tensor | None = None,
+    counts: Tensor | None = None,
     depth: int | None = None,
-    draft_rows: torch.Tensor | None = None,
-    draft_statistics: torch.Tensor | None = None,
-    target_to_draft: torch.Tensor | None = None,
-    slots: torch.Tensor | None = None,
-    offsets: torch.Tensor | None = None,
+    draft_rows: Tensor | None = None,
+    draft_statistics: Tensor | None = None,
+    target_to_draft: Tensor | None = None,
+    slots: Tensor | None = None,
+    offsets: Tensor | None = None,
     nodes: int | None = None,
     temperature: Real = 1.0,
     top_k: Int = 0,
@@ -504,8 +522,8 @@ def verify_tree(
     level: int = 1,
     round: Int = 0,
     rule: str = "token",
-    draws: torch.Tensor | None = None,
-    allowed: torch.Tensor | None = None,
+    draws: Tensor | None = None,
+    allowed: Tensor | None = None,
     eos: Ids | None = None,
     room: Int | None = None,
 ) -> TreeVerifyResult:
@@ -582,11 +600,77 @@ def verify_tree(
             _TOKEN if rule == "token" else arguments.rule(rule),
             draws,
             slots,
-            *(_UNCUT if whole else checks.cuts(eos, room, target_logits)),
+            *(_UNCUT if whole else _cuts(eos, room, target_logits)),
             allowed,
         )
     except RuntimeError as error:
-        raise checks.typed(error, "target_logits", target_logits) from None
+        raise typed(error, "target_logits", target_logits) from None
     return TreeVerifyResult(
         tokens, accepted, path, path_rows, logprobs, status, statistics, *ends.unbind(0)
     )
+
+
+# ---- fake implementations ------------------------------------------------------------------------
+
+
+def _fake(operator: str, result: Callable[..., Any]) -> None:
+    schema = getattr(torch.ops.polyspec, operator).default._schema
+    names = [argument.name for argument in schema.arguments]
+    # A parameter that may differ per request is a scalar and a tensor: "seed", "seeds".
+    names = [name[:-1] if name[:-1] in names else name for name in names]
+
+    def fake(first: Tensor, *rest: object) -> Any:
+        for name, value in zip(names[1:], rest, strict=False):
+            if isinstance(value, Tensor) and value.device != first.device:
+                raise ValueError(
+                    f"{name}: expected the logits' device {first.device}, given {value.device}"
+                )
+        return result(first, *rest)
+
+    torch.library.register_fake(f"polyspec::{operator}", fake)
+
+
+def _emitted(logits: Tensor, batch: Any, rows: Any) -> tuple[Tensor, ...]:
+    """Return empty tensors like the common results of all verifications, for requests of `rows`
+    target rows, and a tensor [5, B] for the last fields of `CutVerifyResult`."""
+
+    def empty(*shape: Any, dtype: torch.dtype = torch.int64) -> Tensor:
+        return logits.new_empty(shape, dtype=dtype)
+
+    return (
+        empty(batch, rows),
+        empty(batch),
+        empty(batch, rows, dtype=torch.float32),
+        empty(batch, dtype=torch.int32),
+        empty(batch, rows, 2),
+        empty(5, batch),
+    )
+
+
+def _sampled(logits: Tensor, *rest: object) -> tuple[Tensor, ...]:
+    tokens, _, logprobs, status, statistics, _ = _emitted(logits, len(logits), 1)
+    return tokens.view(-1), logprobs.view(-1), status, statistics.view(-1, 2)
+
+
+def _verified(logits: Tensor, _: object, offsets: Any, most: int, *__: object) -> Any:
+    if offsets is None:
+        return _emitted(logits, *logits.shape[:2])
+    return _emitted(logits, len(offsets) - 1, most + 1)
+
+
+def _verified_tree(
+    logits: Tensor, tokens: object, parents: object, offsets: Any, most: Any, depth: Any, *_: object
+) -> tuple[Tensor, ...]:
+    most = logits.shape[1] - 1 if offsets is None else most
+    depth = most if depth is None else depth
+    batch = len(logits) if offsets is None else len(offsets) - 1
+    *emitted, ends = _emitted(logits, batch, depth + 1)
+    tokens = emitted[0]
+    return (*emitted, tokens.new_empty(batch, depth), torch.empty_like(tokens), ends)
+
+
+_fake("sample", _sampled)
+_fake("verify", _verified)
+_fake("verify_tree", _verified_tree)
+_fake("draw", lambda logits, *_: logits.new_empty((len(logits), 1), dtype=torch.int64))
+_fake("put_rows", lambda *_: None)

@@ -21,16 +21,15 @@ from ..levels import HuggingFaceLevel
 from ..levels.gguf import BlockLinear, head_rows
 from ..levels.models import eos_ids
 from ..levels.products import TrimmedHead, is_plain, shallow, with_adapters
-from ..ops.int4 import GROUPS
 from .calibration import Hessians, token_ids, with_feedback
 from .weights import (
     FILE,
+    GROUPS,
     Int4Linear,
     Int4Weights,
     head_of,
     quantisable,
     read_weights,
-    round_to_nearest,
     sample_of,
     weights_of,
     with_weights,
@@ -56,8 +55,7 @@ def quantize_w4(
     """Copy a causal language model with 4-bit weights in its linear layers.
 
     The copy shares all else with `model`, as its embeddings, and reads a quarter of the bytes of
-    bfloat16 (``Level(copy, shares_cache_with=model)`` shares the cache as well). `ops.int4.product`
-    multiplies.
+    bfloat16 (``Level(copy, shares_cache_with=model)`` shares the cache as well).
 
     Args:
         model: a Hugging Face model in eval mode; it is not changed.
@@ -91,7 +89,7 @@ def quantize_w4(
             bar.update()
             weight = layers[name].weight.detach()
             if hessians is None:
-                return round_to_nearest(weight, group_size)
+                return Int4Weights.nearest(weight, group_size)
             return with_feedback(weight, hessians.of(name), group_size)
 
         return with_weights(model, layers, rounded)
@@ -353,7 +351,7 @@ def four_bit_head(network: nn.Module, output: nn.Module) -> Any:
     if getattr(network, "lm_head", None) is None and is_plain(output):
         whole.lm_head = output
     group, layers = _most_layers(whole, "w4")
-    return with_weights(whole, layers, lambda name: round_to_nearest(layers[name].weight, group))
+    return with_weights(whole, layers, lambda name: Int4Weights.nearest(layers[name].weight, group))
 
 
 def trimmed_head(network: nn.Module, output: nn.Module, drawn: Tensor) -> Any:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from .. import arguments, processor, progress
 from ..levels import tokenizer_at
 from ..levels.models import decoder_layers
-from ..ops import int4
-from .weights import Int4Weights, joined
+from .weights import Int4Weights, joined, round_to_nearest
 
 _LEAST_ROWS = 1024  # minimum inputs per addition, which reads and writes a whole sum
 _COLUMNS = 1024
@@ -216,7 +215,7 @@ def _fed_back(weight: Tensor, importance: Tensor, factor: Tensor, group: int) ->
         feedback = torch.linalg.solve_triangular(factor[span, span], unit, upper=False)
         rest = exact[:, span] + owed[:, span] @ feedback
         # The range of a group is the range of its compensated weights.
-        _, scales, zeros = int4.round_to_nearest(rest.cpu(), group, importance[span])
+        _, scales, zeros = round_to_nearest(rest.cpu(), group, importance[span])
         scale, zero = scales[:, 0].to(rest.device), zeros[:, 0].to(rest.device)
         columns = rest.T.contiguous()
         rounded = torch.empty_like(columns, dtype=torch.uint8)

@@ -1,8 +1,9 @@
-"""Linear layers with 4-bit weights, by this package's products on the CPU and on CUDA, copies
-of models that use the layers, and the file of a copy, `int4.safetensors`.
+"""Products with 4-bit weights on the CPU and on CUDA (polyspec/int4.hpp), linear layers and copies
+of models that use them, and the file of a copy, `int4.safetensors`.
 
-Weights are ``(q - 8) * scale + zero`` with q in 0 to 15 and a scale and zero for each group of
-inputs (polyspec/int4.hpp).
+Weights are ``w[n, k] = (q[n, k] - 8) * scales[n, k // group] + zeros[n, k // group]`` with q in 0
+to 15, the form of torch's ``_weight_int4pack_mm``. A wrong shape, dtype or value is a RuntimeError
+that names it. Rounding and unpacking run on the CPU only.
 """
 
 from __future__ import annotations
@@ -11,20 +12,107 @@ import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.library import register_fake
 
 from ..files import replacing
 from ..levels.products import Part, QuantizedLinear, in_huge_pages, is_plain, replaced, stacked_bias
-from ..ops import decoder, int4
-from ..ops.decoder import Matrix
-from ..ops.int4 import GROUPS
+from ..ops import decoder
+from ..ops.decoder import LABEL_BYTES, Matrix
 
 SAMPLE = 32  # weights of a layer, to recognise its model
+
+# ---- products ------------------------------------------------------------------------------------
+
+_Three = tuple[Tensor, Tensor, Tensor]
+_round: Callable[..., _Three] = torch.ops.polyspec.int4_round.default
+GROUPS = (32, 64, 128, 256)
+
+
+def round_to_nearest(
+    weights: Tensor, group: int, importance: Tensor | None = None, *, float_scales: bool = False
+) -> _Three:
+    """Round a matrix to 4-bit numbers, each weight independently.
+
+    Each group has the range with the least squared error among the range of all its weights and
+    narrower ranges, because clipping the largest weights may cost less than coarser steps for all.
+
+    Args:
+        weights: [N, K] float32, bfloat16 or float16, finite, unit stride along K; K a multiple of
+            `group`, N any.
+        group: 32, 64, 128 or 256 inputs that share a scale and zero.
+        importance: [K] float32 >= 0, weights of the squared errors; None: equal weights.
+        float_scales: scales and zeros in float32; else they are exact in bfloat16.
+
+    Returns:
+        values [N, K] uint8, scales and zeros [N, K / group] float32, the arguments of `pack`.
+    """
+    return _round(weights, importance, group, float_scales)
+
+
+pack: Callable[..., Tensor]
+pack = partial(torch.ops.polyspec.int4_pack.default, float_scales=False)
+"""Pack the matrix as `product` reads it on the device of the tensors.
+
+Args:
+    values: [N, K] uint8, q in 0 to 15 (on CUDA the lower four bits count); K a multiple of
+        `group`, N any.
+    scales, zeros: [N, K / group] float32.
+    group: 32, 64, 128 or 256 inputs with one scale and zero.
+    float_scales: keep scales and zeros in float32, on the CPU; else they are rounded to bfloat16.
+
+Returns:
+    uint8, one dimension; polyspec/int4.hpp has the layouts.
+"""
+
+unpack: Callable[..., _Three]
+unpack = partial(torch.ops.polyspec.int4_unpack.default, float_scales=False)
+"""Return values, scales and zeros of `pack`, by `packed`, N, K and group."""
+
+product: Callable[..., Tensor]
+product = partial(torch.ops.polyspec.int4_product.default, float_scales=False)
+"""Return ``x W^T``, [M, outputs] in the dtype of `x`.
+
+Row m is the same, bit for bit, whatever M is; polyspec/int4.hpp has the bounds. On the CPU weights
+are read once for up to 64 tokens, activations are rounded to 8 bits, by token and group of inputs,
+the bits do not depend on the processor and the number of threads, and where x[m] is not finite row
+m is NaN. On CUDA it is one launch; blocks of 64 tokens read the weights at the same time, and
+nothing but y is rounded.
+
+Args:
+    x: [M, K] float32 (on the CPU), bfloat16 or float16, unit stride along K.
+    packed: of `pack` on the same device, for weights [outputs, K] in groups of `group`.
+    outputs, group: of these weights.
+"""
+
+
+def _numbers(like: Tensor, outputs: int, inputs: int, group: int, *_: object) -> _Three:
+    form = outputs, inputs // group
+    scales, zeros = (like.new_empty(form, dtype=torch.float32) for _ in range(2))
+    return like.new_empty(outputs, inputs, dtype=torch.uint8), scales, zeros
+
+
+def _packed(values: Tensor, _: object, __: object, group: int, float_scales: bool) -> Tensor:
+    outputs, groups = values.shape[0], values.shape[1] // group
+    if values.is_cuda:
+        return values.new_empty(-(-outputs // 64) * 2 * groups * (128 + group * 16))
+    size = 4 if float_scales else 2
+    weights = -(-outputs // 16) * groups * (2 * 16 * size + group * 8)
+    return values.new_empty(weights + LABEL_BYTES)
+
+
+register_fake("polyspec::int4_round", lambda x, _, group, __: _numbers(x, *x.shape, group))
+register_fake("polyspec::int4_pack", _packed)
+register_fake("polyspec::int4_unpack", _numbers)
+register_fake("polyspec::int4_product", lambda x, _, outputs, *__: x.new_empty(len(x), outputs))
+
+# ---- layers and copies ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -44,6 +132,11 @@ class Int4Weights:
     def group(self) -> int:
         """Number of inputs with a common scale and zero."""
         return self.values.shape[1] // self.scales.shape[1]
+
+    @classmethod
+    def nearest(cls, weight: Tensor, group: int) -> Int4Weights:
+        """Round ``weight [N, K]``, each number independently."""
+        return cls(*round_to_nearest(weight.detach().cpu(), group))
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,17 +168,15 @@ class Int4Linear(QuantizedLinear):
         super().__init__()
         self.out_features, self.in_features = weights.values.shape
         self.group = weights.group
-        self.register_buffer("packed", in_huge_pages(int4.pack(*weights.tensors, self.group)))
+        self.register_buffer("packed", in_huge_pages(pack(*weights.tensors, self.group)))
         self.register_buffer("bias", bias)
 
     def weights(self) -> Int4Weights:
         """Return the unpacked weights."""
-        return Int4Weights(
-            *int4.unpack(self.packed, self.out_features, self.in_features, self.group)
-        )
+        return Int4Weights(*unpack(self.packed, self.out_features, self.in_features, self.group))
 
     def product(self, x: Tensor) -> Tensor:
-        return int4.product(x, self.packed, self.out_features, self.group)
+        return product(x, self.packed, self.out_features, self.group)
 
     def matrices(self) -> Sequence[Matrix]:
         form = decoder.INT4, self.out_features, self.in_features
@@ -103,13 +194,13 @@ class CudaInt4Linear(QuantizedLinear):
         super().__init__()
         self.out_features, self.in_features = weights.values.shape
         self.group = weights.group
-        self.register_buffer("packed", int4.pack(*weights.to(device).tensors, self.group))
+        self.register_buffer("packed", pack(*weights.to(device).tensors, self.group))
         self.register_buffer("bias", bias)
 
     def product(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
             return self.product(x.bfloat16()).float()
-        return int4.product(x, self.packed, self.out_features, self.group)
+        return product(x, self.packed, self.out_features, self.group)
 
 
 def quantisable(model: Any, group: int, head: bool = False) -> dict[str, nn.Linear]:
@@ -171,17 +262,6 @@ def weights_of(model: Any) -> Iterator[tuple[str, Int4Weights]]:
             yield name, module.weights()
         elif isinstance(module, Part) and isinstance(module.merged.linear, Int4Linear):
             yield name, module.merged.linear.weights().split(module.merged.sizes)[module.index]
-
-
-# ---- rounding ------------------------------------------------------------------------------------
-
-
-_ROWS = 1 << 14  # rows with errors in memory at once
-
-
-def round_to_nearest(weight: Tensor, group: int) -> Int4Weights:
-    """Round ``weight [N, K]``, each number independently."""
-    return Int4Weights(*int4.round_to_nearest(weight.detach().cpu(), group))
 
 
 # ---- files ---------------------------------------------------------------------------------------

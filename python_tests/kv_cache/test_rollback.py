@@ -8,7 +8,7 @@ from rollback_driver import CONFIGS, VOCAB, WINDOWED, Driver, build, run_ragged
 from transformers import LlamaConfig
 
 from polyspec_ext.kv_cache.rollback import RollbackCache
-from polyspec_ext.ops import kv as cache_ops
+from polyspec_ext.ops import decoder as cache_ops
 
 
 @torch.no_grad()

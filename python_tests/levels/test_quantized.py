@@ -20,7 +20,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import polyspec_ext as ps
 from benchmarks.int4 import torch_form
 from polyspec_ext import processor, tiny
-from polyspec_ext.ops import int4
 from polyspec_ext.quantization import calibration
 from polyspec_ext.quantization import weights as int4_weights
 from polyspec_ext.quantization.weights import Int4Linear, Int4Weights
@@ -81,7 +80,7 @@ def test_feedback_loses_less_than_rounding() -> None:
     mixing = torch.randn(128, 128, generator=random) * 0.3 + torch.eye(128)
     x = torch.randn(600, 128, generator=random) @ mixing
     hessian = x.T @ x
-    rounded = int4_weights.round_to_nearest(weight, 32)
+    rounded = int4_weights.Int4Weights.nearest(weight, 32)
     fed_back = calibration.with_feedback(weight, hessian, 32)
     assert loss(weight, fed_back, hessian) < 0.5 * loss(weight, rounded, hessian)
     # Inputs that do not correlate give nothing to feed back.
@@ -119,7 +118,7 @@ def test_inputs_that_are_never_seen_do_no_harm() -> None:
     made = calibration.with_feedback(weight, x.T @ x, 32)
     assert torch.isfinite(dequantised(made)).all()
     assert (weight - dequantised(made)).abs().max() < 1
-    constant = int4_weights.round_to_nearest(torch.full((2, 32), 0.5), 32)
+    constant = int4_weights.Int4Weights.nearest(torch.full((2, 32), 0.5), 32)
     torch.testing.assert_close(dequantised(constant), torch.full((2, 32), 0.5), rtol=0.01, atol=0)
 
 
@@ -285,7 +284,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 def test_layers_are_rounded_and_packed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than one layer's numbers are in memory beside the model and its copy."""
     order: list[str] = []
-    rounds, packs = int4.round_to_nearest, int4.pack
+    rounds, packs = int4_weights.round_to_nearest, int4_weights.pack
 
     def rounded(*given: Any, **options: Any) -> Any:
         order.append("round")
@@ -295,8 +294,8 @@ def test_layers_are_rounded_and_packed_one_after_the_other(monkeypatch: pytest.M
         order.append("pack")
         return packs(*given, **options)
 
-    monkeypatch.setattr(int4, "round_to_nearest", rounded)
-    monkeypatch.setattr(int4, "pack", packed)
+    monkeypatch.setattr(int4_weights, "round_to_nearest", rounded)
+    monkeypatch.setattr(int4_weights, "pack", packed)
     ps.quantize_w4(llama(), 32, head=True)
     of_a_layer = ["round"] * 3 + ["pack"] + ["round", "pack"]  # q, k and v; o
     of_a_layer += ["round"] * 2 + ["pack"] + ["round", "pack"]  # gate and up; down
@@ -513,7 +512,7 @@ def test_the_form_of_torchs_operator_on_cuda() -> None:
         (24, 256, 128), (24, 1280, 256), (12, 128, 128), (1, 64, 64), (50, 160, 32),
     ):  # fmt: skip
         rounded = torch.randn(outputs, inputs, generator=random)
-        weights = int4_weights.round_to_nearest(rounded, group)
+        weights = int4_weights.Int4Weights.nearest(rounded, group)
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             shapes = (fake.from_tensor(part).to("meta") for part in weights.tensors)
             packed, both = torch_form(Int4Weights(*shapes))
@@ -530,7 +529,7 @@ def test_the_form_of_torchs_operator_on_cuda() -> None:
 def test_cuda_multiplies_the_same_weights() -> None:
     """As torch's product. (The CPU's may round activations to 8 bits.)"""
     random = torch.Generator().manual_seed(0)
-    weights = int4_weights.round_to_nearest(torch.randn(64, 1280, generator=random), 128)
+    weights = int4_weights.Int4Weights.nearest(torch.randn(64, 1280, generator=random), 128)
     x = torch.randn(5, 1280, generator=random).bfloat16()
     scales, zeros = (each.repeat_interleave(128, 1) for each in (weights.scales, weights.zeros))
     exact = x.float() @ ((weights.values - 8.0) * scales + zeros).T

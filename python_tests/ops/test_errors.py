@@ -14,7 +14,7 @@ import torch
 
 import polyspec_ext as ps
 from polyspec_ext import _C, errors
-from polyspec_ext.ops import checks
+from polyspec_ext.ops import verification
 
 B, K, V, VD = 3, 2, 11, 7
 
@@ -215,7 +215,7 @@ def test_cuda_logits_without_kernels_name_the_remedy() -> None:
     """By the text of the stand-in for the kernels: no tensor is on a device that torch lacks."""
     source = (Path(__file__).parents[2] / "csrc/src/cuda/stub.cpp").read_text()
     [text] = re.findall(r'"(this build of polyspec .*)"', source)
-    error = checks.typed(RuntimeError(f"sample, a/b.hpp:1, polyspec: {text}"), "logits", None)
+    error = verification.typed(RuntimeError(f"sample, a/b.hpp:1, polyspec: {text}"), "logits", None)
     assert isinstance(error, ps.PolyspecError)
     assert "POLYSPEC_CUDA=1" in str(error)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyspec_ext import _C
-from polyspec_ext.ops import int4
+from polyspec_ext.quantization import weights as int4
 
 
 def matrix(

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from polyspec_ext.ops import kv as cache_ops
-from polyspec_ext.ops.kv import CacheStatus
+from polyspec_ext.ops import decoder as cache_ops
+from polyspec_ext.ops.decoder import CacheStatus
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
 

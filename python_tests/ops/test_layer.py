@@ -9,8 +9,8 @@ import instruction_sets
 import pytest
 import torch
 
-from polyspec_ext.ops.decoder import add_rms_norm, gated, rms_norm, rotary, rotary_append
-from polyspec_ext.ops.kv import CacheStatus, append
+from polyspec_ext.ops.decoder import CacheStatus, append, gated, rms_norm, rotary, rotary_append
+from polyspec_ext.ops.decoder import add_rms_norm as add_norm
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 EPSILON = 1e-5
@@ -47,7 +47,7 @@ def test_is_the_norm(width: int, dtype: torch.dtype) -> None:
     assert made.dtype == dtype
     assert ((made - wanted).abs() <= 2 * rounding(dtype) * wanted.abs()).all()
     residual = numbers(5, width, dtype=dtype, seed=2)
-    total, normed = add_rms_norm(x, residual, weight, EPSILON)
+    total, normed = add_norm(x, residual, weight, EPSILON)
     assert total.equal(x + residual)
     assert normed.equal(rms_norm(total, weight, EPSILON))
 
@@ -144,7 +144,7 @@ def calls(dtype: torch.dtype, tokens: int) -> list[Callable[[slice], torch.Tenso
 
     return [
         lambda part: rms_norm(x[part], weight, EPSILON),
-        lambda part: torch.cat(add_rms_norm(x[part], residual[part], weight, EPSILON), 1),
+        lambda part: torch.cat(add_norm(x[part], residual[part], weight, EPSILON), 1),
         lambda part: gated(4 * x[part]),
         turned,
     ]
@@ -217,7 +217,7 @@ def test_refusals() -> None:
         with pytest.raises(RuntimeError, match=message):
             rms_norm(*given)
     with pytest.raises(RuntimeError, match="residual: expected size 3 in dimension 0, got 2"):
-        add_rms_norm(x, x[:2], weight, 1.0)
+        add_norm(x, x[:2], weight, 1.0)
     with pytest.raises(RuntimeError, match="x: expected an even size in dimension 1, got 63"):
         gated(x[:, 1:].contiguous())
     wide, (cosine, sine) = product(4, torch.float32), turns(1, 2, torch.float32)

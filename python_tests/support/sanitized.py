@@ -10,7 +10,7 @@ import sys
 import torch
 
 import polyspec_ext as ps
-from polyspec_ext.ops import kv as cache_ops
+from polyspec_ext.ops import decoder as cache_ops
 from polyspec_ext.ops import schedule as rounds
 from polyspec_ext.ops import verification
 from polyspec_ext.sampling import Sampling

@@ -226,7 +226,7 @@ ROOMS = {
     "GGUF": {"levels.gguf", "ops.blocks"},
     "hybrids": {"levels.stateful"},
     "encoder-decoder": {"levels.encoder_decoder"},
-    "shared caches and copies": {"levels.shared_cache", "ops.int4", "quantization.*"},
+    "shared caches and copies": {"levels.shared_cache", "quantization.*"},
     "trees": {"drafters.trees"},
     "heads": {f"drafters.{name}" for name in (
         "checkpoint", "dflash", "eagle", "features", "heads", "mtp"
