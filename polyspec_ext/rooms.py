@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from .chat import fitted_prompt as fitted_prompt
     from .chat import has_template as has_template
     from .chat import prompt_of_text as prompt_of_text
-    from .drafters.checkpoint import HEADS as HEADS
-    from .drafters.checkpoint import head_of as head_of
     from .drafters.checkpoint import serves_heads as serves_heads
     from .drafters.dflash import DFlash as DFlash
     from .drafters.eagle import Eagle as Eagle
@@ -29,7 +27,8 @@ if TYPE_CHECKING:
     from .drafters.trees import PendingTree as PendingTree
     from .drafters.trees import TreePass as TreePass
     from .drafters.trees import draw_paths as draw_paths
-    from .drafters.trees import require_parents as require_parents
+    from .drafters.trees import nodes_below as nodes_below
+    from .drafters.trees import require_nodes as require_nodes
     from .drafters.trees import require_tree as require_tree
     from .kv_cache.prefixes import Copies as Copies
     from .kv_cache.prefixes import Prefixes as Prefixes
@@ -63,13 +62,15 @@ NAMES = {
         "FittedPrompt", "StopStrings", "ends_of_turn", "fitted_prompt", "has_template",
         "prompt_of_text",
     ),
-    "drafters.checkpoint": ("HEADS", "head_of", "serves_heads"),
+    "drafters.checkpoint": ("serves_heads",),
     "drafters.dflash": ("DFlash",),
     "drafters.eagle": ("Eagle",),
     "drafters.features": ("HiddenRing", "HiddenWindow"),
     "drafters.mtp": ("MTP",),
     "drafters.translated": ("TranslatedLevel",),
-    "drafters.trees": ("PendingTree", "TreePass", "draw_paths", "require_parents", "require_tree"),
+    "drafters.trees": (
+        "PendingTree", "TreePass", "draw_paths", "nodes_below", "require_nodes", "require_tree",
+    ),
     "kv_cache.prefixes": ("Copies", "Prefixes"),
     "kv_cache.streaming": ("StreamingLayer", "rotary_frequencies"),
     "levels.encoder_decoder": ("EncoderDecoderLevel",),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from ..levels.base import BatchedLevel, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
+from ..levels.base import LevelCapabilities, PromptBatch
 from ..sampling import Sampling
-from ..tensors import RowCounts, RowParameters
+from ..tensors import IdMap, RowCounts, RowParameters
 
 if TYPE_CHECKING:
     from ..sampling import RequestProcessors
@@ -76,33 +76,6 @@ class RowBuffer(NamedTuple):
     statistics: torch.Tensor | None
 
 
-class CapturedPasses(Protocol):
-    """Passes by CUDA graphs, with lengths known to the host (`runtime.graphs.Passes`)."""
-
-    def forward(self, level: BatchedLevel, block: InputBlock) -> LevelOutput:
-        """Return the output of ``level.forward``."""
-        ...
-
-    def call(
-        self,
-        kind: str,
-        form: Hashable,
-        reserve: Callable[[int], Hashable | None],
-        inputs: Sequence[torch.Tensor],
-        run: Callable[..., Outputs],
-    ) -> Outputs:
-        """Return ``run(*inputs)``, valid until the next call of the kind.
-
-        Args:
-            kind: kind of the call, for messages.
-            form: further dependencies of `run`, for example numbers in its closure.
-            reserve: as `DeviceLengths.reserve_span`; its argument is the longest row in tokens.
-            inputs: ``[B, ..]``, copied to a fixed address; with two or more dimensions padded to a
-                standard width, with columns of zeros or of earlier calls.
-        """
-        ...
-
-
 @dataclass(slots=True)
 class DraftInput:
     """Inputs of a draft. Inactive rows have 0 `counts` and `lengths`. The next step may overwrite
@@ -131,7 +104,7 @@ class DraftInput:
         hidden: new states of the verifiers. Inactive rows get them again. None: the drafter reads
             no states.
         vocab_size: ids of the level above, and so of draft tokens, are below it.
-        passes: run passes by CUDA graphs; None: eagerly.
+        passes: `runtime.graphs.Passes`, which run passes by CUDA graphs; None: eagerly.
     """
 
     tokens: torch.Tensor
@@ -150,7 +123,7 @@ class DraftInput:
     text: Callable[[int], torch.Tensor] | None = None
     hidden: HiddenStates | None = None
     vocab_size: int = 2**31 - 1
-    passes: CapturedPasses | None = None
+    passes: Any = None
 
 
 @dataclass(slots=True)
@@ -301,12 +274,18 @@ class Drafter(Protocol):
 
 
 def processed(
-    logits: torch.Tensor, inputs: DraftInput, left: Sequence[int], drafted: torch.Tensor
+    rows: torch.Tensor,
+    inputs: DraftInput,
+    left: Sequence[int],
+    drafted: torch.Tensor,
+    id_map: IdMap,
+    vocab_size: int,
 ) -> torch.Tensor:
-    """Apply the request's processors to the logits ``[B, n, V]`` after the draft tokens `drafted`,
-    ``[B, n, N]``, in rows with tokens `left` to draw."""
+    """Apply the requests' processors to rows of logits ``[B, n, Vd]``, of ids below `vocab_size`,
+    after the draft tokens `drafted`, ``[B, n, N]``, in rows with tokens `left` to draw."""
     assert inputs.text is not None
     assert inputs.processors is not None
+    logits = rows if id_map.drawn is None else id_map.spread(rows, vocab_size)
     out = logits.to(torch.float32, copy=True)  # the dtype of processors' results
     for b, count in enumerate(left):
         for j, tokens in enumerate(drafted[b] if count else ()):
@@ -316,7 +295,7 @@ def processed(
             # `out`): the target alone decides about dead ends.
             if not bool(changed.isneginf().all()):
                 out[b, at] = changed
-    return out
+    return id_map.gather(out, rows.shape[2])
 
 
 def levels_of(drafter: object) -> list[object]:

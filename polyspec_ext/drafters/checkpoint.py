@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from .. import arguments
 from ..arguments import shown
@@ -217,47 +219,287 @@ def names_in(file: Path) -> set[str]:
     return names
 
 
-# ---- directories with a head ---------------------------------------------------------------------
-
-
-HEADS = {"eagle": "EAGLE", "dflash": "DFlash"}  # kinds of directories with a head
-
-
-def head_kind(location: str | Path) -> str | None:
-    """Return the kind in `HEADS` of a directory's head, by its configuration, or by a Llama's with
-    a single layer and the tensor of the product that fuses states; None: no head."""
-    folder = Path(location)
-    if not (folder / "config.json").is_file():
-        return None
-    config = read_config(folder)
-    names = f"{architectures(config)} {config.get('speculators_model_type')}".lower()
-    if any(name in names for name in ("dflash", "dspark")) or "target_layer_ids" in config:
-        return "dflash"
-    if "eagle" in names or "draft_vocab_size" in config:
-        return "eagle"
-    kind = config.get("model_type", "llama")
-    if config.get("num_hidden_layers") != 1 or kind not in ("llama", "qwen2"):
-        return None
-    try:
-        files = weight_files(folder)
-    except ValueError:
-        return None
-    return "eagle" if any("fc.weight" in names_in(file) for file in files) else None
-
-
-def head_of(thing: Any) -> tuple[str, str] | None:
-    """Return the kind and the directory or id of a head, if a chain's element is "KIND:" and a
-    directory or id, or the directory of a head; None: no head."""
-    if not isinstance(thing, str | Path):
-        return None
-    kind, _, source = str(thing).partition(":")
-    if source and kind in HEADS:
-        return kind, source
-    head = head_kind(thing)
-    return None if head is None else (head, str(thing))
-
-
 def architectures(config: Mapping[str, Any]) -> list[Any]:
     """Return the architectures in a configuration."""
     names = config.get("architectures")
     return names if isinstance(names, list) else []
+
+
+# ---- configurations ------------------------------------------------------------------------------
+
+# Keys of a layer's configuration: sizes, and others that determine shapes and rotary positions.
+SIZES = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "vocab_size",
+)  # fmt: skip
+REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+_LONG = ("max_position_embeddings", "vocab_size")  # at most one dimension of a product
+_SIZE_MAX = 2**20  # of a width: the size of a product of two fits torch's integers
+_FIXED = {"partial_rotary_factor": 1.0}  # assumed by networks, which read no other value
+# Keys without an effect on drafts.
+_IGNORED = (
+    "architectures", "attention_dropout", "auto_map", "bos_token_id", "dtype", "eos_token_id",
+    "initializer_range", "model_type", "_name_or_path", "pad_token_id", "pretraining_tp",
+    "speculators_config", "speculators_version", "target_model_type", "torch_dtype",
+    "transformers_version", "use_cache",
+)  # fmt: skip
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
+
+
+class Reader:
+    """Keys of a configuration's dictionaries; the first dictionary with a key has precedence."""
+
+    def __init__(self, name: str, *sources: tuple[Mapping[str, Any], set[str]]) -> None:
+        self.name, self._sources = name, sources  # dictionaries, and their keys read
+
+    def before(self, other: Reader) -> Reader:
+        """Return a reader of this reader's dictionaries, then of another's."""
+        return Reader(self.name, *self._sources, *other._sources)
+
+    def nested(self, key: str, default: Any = None) -> Reader:
+        """Read a dictionary; without a default it is required."""
+        inner = self.of(key, default=default)
+        if not isinstance(inner, Mapping):
+            raise self.error(key, "a dictionary", inner)
+        return Reader(self.name, (inner, set()))
+
+    def error(self, key: str, expected: object, given: object) -> ValueError:
+        return ValueError(f"{self.name}: {key}: expected {expected}, given {shown(given)}")
+
+    def of(
+        self,
+        key: str,
+        expected: str = "",
+        valid: Callable[[Any], bool] = lambda value: True,
+        default: Any = None,
+    ) -> Any:
+        """Read a key with a `valid` value; `default` if it is missing or null."""
+        for config, read in self._sources:
+            read.add(key)
+            if (value := config.get(key)) is not None:
+                if not valid(value):
+                    raise self.error(key, expected, value)
+                return value
+        return default
+
+    def flag(self, key: str, default: bool) -> bool:
+        return bool(self.of(key, "true or false", lambda x: isinstance(x, bool), default))
+
+    def size(self, key: str, most: int = _SIZE_MAX) -> int | None:
+        value: int | None = self.of(key, "a number >= 1", lambda x: type(x) is int and x >= 1)
+        if value is not None and value > most:
+            raise self.error(key, f"at most {most}", value)
+        return value
+
+    def number(self, key: str, default: float, positive: bool = False) -> float:
+        def valid(x: Any) -> bool:
+            return type(x) in (int, float) and 0 <= x < 1e30 and (x > 0 or not positive)
+
+        return float(self.of(key, f"a number {'>' if positive else '>='} 0", valid, default))
+
+    def layers(self, key: str, given: Any, most: int, count: int | None = None) -> tuple[int, ...]:
+        """Check and return layer numbers in [0, most] of the target; `count` of them, or any."""
+        layers = tuple(given) if isinstance(given, list | tuple) else ()
+        whole = all(type(number) is int and 0 <= number <= most for number in layers)
+        if not layers or not whole or (count or len(layers)) != len(layers):
+            expected = f"{count or 'some'} layers in [0, {most}] of the target"
+            raise ValueError(f"{self.name}: {key}: expected {expected}, given {given}")
+        return layers
+
+    def require_all_read(self, fixed: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
+        """Refuse a key with an effect that was not read. Allowed are also the values `fixed`,
+        beside `_FIXED`, and the keys `ignored`, beside `_IGNORED`."""
+        known = {**_FIXED, **fixed}
+        for config, read in self._sources:
+            for key, value in config.items():
+                if key in known:
+                    if value not in (known[key], None):
+                        raise self.error(key, known[key], value)
+                elif key not in {*read, *_IGNORED, *ignored} and value not in _NOTHING:
+                    raise self.error(key, "no such key, which is not followed", value)
+
+    def shape(self, required: Collection[str], tensors: Collection[str]) -> LlamaConfig:
+        """Read the shape of the layers of a file with these `tensors`."""
+        tied = self.of("tie_word_embeddings") and "embed_tokens.weight" in tensors
+        if tied and "lm_head.weight" not in tensors:
+            expected = "false for a head with embeddings and without an output head"
+            raise self.error("tie_word_embeddings", expected, True)
+        values: dict[str, Any] = {}
+        for key in SIZES:
+            values[key] = self.size(key, arguments.SIZE_MAX if key in _LONG else _SIZE_MAX)
+            if values[key] is None and key in required:
+                raise self.error(key, "a number >= 1", None)
+        for key in ("rms_norm_eps", "rope_theta"):
+            values[key] = None if self.of(key) is None else self.number(key, 0, True)
+        for key in ("rope_scaling", "rope_parameters"):
+            rope = values[key] = self.of(key)
+            factor = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
+            if factor not in (None, 1.0):
+                raise self.error(f"{key}.partial_rotary_factor", "1.0", factor)
+        values["mlp_bias"] = self.flag("mlp_bias", False)
+        self.of("hidden_act", "'silu'", "silu".__eq__)
+        layers = count_of(tensors, "layers.")
+        count = values["num_hidden_layers"] = values["num_hidden_layers"] or 1
+        if count != layers:
+            raise self.error("num_hidden_layers", f"{layers}, as the tensors have", count)
+        try:
+            shape = LlamaConfig(**{key: x for key, x in values.items() if x is not None})
+            if not LlamaRotaryEmbedding(shape).inv_freq.isfinite().all():
+                raise ValueError("rope_parameters: expected finite rotations")
+        # Errors of transformers' checks, which name the field, or any error of its rotations.
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{self.name}: expected the configuration of a Llama's layer: {reason}"
+            ) from error
+        heads, keys, dim = shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim
+        if heads % keys:
+            expected = f"a divisor of num_attention_heads, {heads}"
+            raise self.error("num_key_value_heads", expected, keys)
+        if dim % 2 or heads * dim > _SIZE_MAX:
+            expected = f"an even number, and at most {_SIZE_MAX} for all of {heads} heads"
+            raise self.error("head_dim", expected, dim)
+        return shape
+
+
+# ---- networks of the checkpoint ------------------------------------------------------------------
+
+# Prefixes of tensors' names by format, and the network's.
+_NAMES = (("midlayer.", "layers.0."), ("fusion_fc.", "fc."), ("transformer.", "layers.0."))
+# Tensors for training only, or derived from others.
+_UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
+_UNUSED_END = ".rotary_emb.inv_freq"
+
+
+def load_network(
+    location: str | Path,
+    target: ModelLevel | PreTrainedModel,
+    dtype: torch.dtype | None,
+    parse: Callable[..., Any],
+    kind: Callable[..., Any],
+    names: Sequence[tuple[str, str | None]] = (),
+) -> tuple[Any, Any, Tensor | None]:
+    """Load the network in a directory. Returns the arguments of `HeadPasses`.
+
+    Args:
+        parse: returns the configuration from the content of config.json, the tensors' names, the
+            number of the target's layers and the checkpoint's name.
+        kind: constructs the network, a `RotaryNetwork`.
+        names: further prefixes of tensors' names, as `_NAMES`, and the network's; None: not
+            read.
+    """
+    model = Target(target)
+    folder = folder_of(location)
+    name, text = str(folder), model.text
+    content, read = read_config(folder), read_folder(folder)
+    tensors = _renamed(read, name, (*_NAMES, *names))
+    config = parse(content, tensors, text.num_hidden_layers, name)
+    _require_target(config, text, name)
+    offsets = tensors.pop("d2t", None)
+    has = {key: f"{key}.weight" in tensors for key in ("embed_tokens", "lm_head")}
+    network: Any = model.load(
+        lambda: kind(config, embeds=has["embed_tokens"], heads=has["lm_head"]), tensors, dtype, name
+    )
+    size, width = config.draft_vocab_size, config.hidden_size
+    if not has["embed_tokens"] and width != text.hidden_size:
+        raise ValueError(
+            f"{name}: embed_tokens.weight: expected shape [{text.vocab_size}, {width}], given "
+            f"none, and the target's embeddings have {text.hidden_size} columns"
+        )
+    if size is not None and not has["lm_head"]:
+        raise ValueError(f"{name}: lm_head.weight: expected shape [{size}, {width}], given none")
+    ids = _draft_ids(size, offsets, read.get("t2d"), text.vocab_size, name)
+    if ids is not None:
+        ids = _in_order(ids, network.drawn_weights).to(model.device)
+    return network, target, ids
+
+
+def _renamed(
+    tensors: Mapping[str, Tensor], name: str, names: Sequence[tuple[str, str | None]]
+) -> dict[str, Tensor]:
+    renamed: dict[str, Tensor] = {}
+    for key, value in tensors.items():
+        if key in _UNUSED or key.endswith(_UNUSED_END):
+            continue
+        new_key: str | None = key
+        for old, new in names:
+            if new_key is not None and new_key.startswith(old):
+                new_key = None if new is None else new + new_key.removeprefix(old)
+        if new_key in renamed:
+            raise ValueError(f"{name}: {new_key}: expected one tensor of this name, given two")
+        if new_key is not None:
+            renamed[new_key] = value
+    return renamed
+
+
+def _require_target(config: Any, text: Any, name: str) -> None:
+    """Refuse a head for a target other than that with the decoder's configuration `text`."""
+    if config.target_hidden_size != text.hidden_size:
+        raise ValueError(
+            f"{name}: expected a target with hidden states of {config.target_hidden_size} "
+            f"numbers, given one with {text.hidden_size}"
+        )
+    if config.layer.vocab_size != text.vocab_size:
+        raise ValueError(
+            f"{name}: vocab_size: expected the target's, {text.vocab_size}, given "
+            f"{config.layer.vocab_size}"
+        )
+    if not getattr(config, "fuse", True) and config.hidden_size != config.target_hidden_size:
+        raise ValueError(
+            f"{name}: hidden_size: expected the target's, {config.target_hidden_size}, where no "
+            f"product brings one to the other, given {config.hidden_size}"
+        )
+
+
+@torch.no_grad()
+def _in_order(ids: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    # Ascending; the rows of `weights`, a row for each id, are reordered alike.
+    ids, order = ids.sort()
+    if not torch.equal(order, torch.arange(len(order))):
+        for weight in weights:
+            weight.copy_(weight[order.to(weight.device)])
+    return ids
+
+
+def _draft_ids(
+    size: int | None, offsets: Tensor | None, mask: Tensor | None, vocab_size: int, name: str
+) -> Tensor | None:
+    """Return the target's ids of the `size` entries of the draft vocabulary; None: all. `offsets`
+    (d2t) are ids minus entries, and `mask` (t2d), over the target's `vocab_size` ids, must be True
+    at the same ids."""
+    ids = None
+    if offsets is None:
+        if size not in (None, vocab_size):
+            raise ValueError(f"{name}: d2t: expected shape [{size}], given none")
+    elif size is None:
+        raise ValueError(
+            f"{name}: d2t: expected no such tensor without draft_vocab_size, given shape "
+            f"{list(offsets.shape)}"
+        )
+    else:
+        if tuple(offsets.shape) != (size,):
+            raise ValueError(f"{name}: d2t: expected shape [{size}], given {list(offsets.shape)}")
+        if offsets.dtype not in (torch.int64, torch.int32, torch.int16):
+            raise ValueError(f"{name}: d2t: expected integers, given {offsets.dtype}")
+        ids = torch.arange(size) + offsets.to(torch.int64)
+        count = ids[(ids >= 0) & (ids < vocab_size)].unique().shape[0]
+        if count != size:
+            raise ValueError(
+                f"{name}: d2t: expected offsets to {size} different ids in [0, {vocab_size}), "
+                f"given {count}"
+            )
+    if mask is None:
+        return ids
+    if tuple(mask.shape) != (vocab_size,):
+        raise ValueError(f"{name}: t2d: expected shape [{vocab_size}], given {list(mask.shape)}")
+    known = torch.full((vocab_size,), ids is None)
+    if ids is not None:
+        known.index_fill_(0, ids, True)
+    differ = (known != mask.bool()).nonzero().flatten()
+    if len(differ):
+        first = int(differ[0])
+        raise ValueError(
+            f"{name}: t2d: expected the {int(known.sum())} ids of d2t, given one that differs in "
+            f"{len(differ)} (first: id {first}, which d2t has{'' if known[first] else ' not'})"
+        )
+    return ids

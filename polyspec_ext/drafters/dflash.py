@@ -30,9 +30,8 @@ from ..kv_cache.layers import additive, attend, query_positions, visible_slots
 from ..levels.base import InputBlock, LevelOutput
 from ..levels.models import ModelLevel
 from ..tensors import MemoryKey, RowCounts
-from . import checkpoint
 from .base import LONGEST, DraftBlock, DraftInput
-from .eagle import REQUIRED, SIZES, Reader, load_network
+from .checkpoint import REQUIRED, SIZES, Reader, architectures, load_network
 from .heads import (
     Attention,
     HeadAttention,
@@ -366,21 +365,19 @@ def parse(
 ) -> DFlashConfig:
     """Read the config.json of the checkpoint `name`, with the names of its tensors, for a target of
     `target_layers` decoder layers. An error names the invalid key."""
-    top = Reader(name, config)
+    top = Reader(name, (config, set()))
     kind = top.of("speculators_model_type")
     if kind not in (None, *_SPECULATORS):
         raise top.error("speculators_model_type", "'dflash' or 'dspark'", kind)
     flat = kind is None
     if flat:
-        top = layer = Reader(name, _with_defaults(top, config, REQUIRED))
+        top = layer = _with_defaults(top, config, REQUIRED)
     else:
-        top.nested("transformer_layer_config")
-        nested = config["transformer_layer_config"]
-        layer = Reader(name, _with_defaults(Reader(name, nested), nested, ()))
-    inner = top.nested("dflash_config", optional=True)
+        nested = top.nested("transformer_layer_config")
+        layer = _with_defaults(nested, config["transformer_layer_config"], ())
+    inner = top.nested("dflash_config", {})
     fields = inner.before(layer).before(top)
-    layer.refuse_tied(tensors)
-    shape = layer.shape(REQUIRED if flat else (), checkpoint.count_of(tensors, "layers."))
+    shape = layer.shape(REQUIRED if flat else (), tensors)
     shape.attention_bias = layer.flag("attention_bias", False)
     assistant = layer.of("model_type") == _ASSISTANT
     windows = _windows(fields, shape.num_hidden_layers)
@@ -397,7 +394,7 @@ def parse(
         hidden_layers = fields.layers(key, fields.of(key), target_layers)
     rank = 0 if fields.of("markov_rank") == 0 else fields.size("markov_rank")
     rank = _RANK if rank is None and kind == "dspark" else rank or 0
-    spark = kind == "dspark" or any("DSpark" in str(n) for n in checkpoint.architectures(config))
+    spark = kind == "dspark" or any("DSpark" in str(n) for n in architectures(config))
     head = DFlashConfig(
         shape,
         hidden_layers,
@@ -423,9 +420,9 @@ def parse(
     return head
 
 
-def _with_defaults(reader: Reader, config: Mapping[str, Any], required: Collection[str]) -> Any:
-    """Return a layer's configuration with the defaults of its class, except for `required` keys:
-    formats may write only other values."""
+def _with_defaults(reader: Reader, config: Mapping[str, Any], required: Collection[str]) -> Reader:
+    """Return a reader of a layer's configuration with the defaults of its class, except for
+    `required` keys: formats may write only other values."""
     kind = reader.of("model_type") or "qwen3"
     if kind != _ASSISTANT and kind not in _DEFAULTS:
         raise reader.error("model_type", f"one of {', '.join((*_DEFAULTS, _ASSISTANT))}", kind)
@@ -433,7 +430,8 @@ def _with_defaults(reader: Reader, config: Mapping[str, Any], required: Collecti
     keys = [key for key in (*SIZES, "rms_norm_eps") if key not in required]
     known = {key: getattr(defaults, key, None) for key in keys}
     known = {key: value for key, value in known.items() if value is not None}
-    return {**known, **{key: value for key, value in config.items() if value is not None}}
+    given = {key: value for key, value in config.items() if value is not None}
+    return Reader(reader.name, ({**known, **given}, set()))
 
 
 def _windows(reader: Reader, count: int) -> tuple[int | None, ...]:
@@ -463,7 +461,8 @@ def _causal(
 
 
 def _mask_id(reader: Reader, vocab_size: int) -> int:
-    value = reader.of("mask_token_id")
-    if type(value) is not int or not 0 <= value < vocab_size:
-        raise reader.error("mask_token_id", f"an id below {vocab_size}", value)
-    return value
+    expected = f"an id below {vocab_size}"
+    value = reader.of("mask_token_id", expected, lambda x: type(x) is int and 0 <= x < vocab_size)
+    if value is None:
+        raise reader.error("mask_token_id", expected, None)
+    return int(value)

@@ -31,7 +31,7 @@ from ..levels.models import ModelLevel, changes_of
 from ..ops import verification
 from ..ops.decoder import FEW_TOKENS, LayerOperators
 from ..tensors import IdMap, MemoryKey, RowCounts
-from .base import LONGEST, CapturedPasses, DraftBlock, DrafterCapabilities, DraftInput, TreeSize
+from .base import LONGEST, DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from .checkpoint import Target
 from .features import FeatureCache, Pairs
 from .model import draw_chain
@@ -314,7 +314,7 @@ class HeadPasses:
             config.layer, config.feature_size, config.hidden_size, self.dtype, self.device
         )
         self._weights: MemoryKey | None = None  # None: not collected since `begin`
-        self.passes: CapturedPasses | None = None
+        self.passes: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return the type and its arguments, without the cache, for `copy` and `pickle`."""
@@ -366,7 +366,7 @@ class HeadPasses:
         until the next call.
 
         Args:
-            form: as for `CapturedPasses.call`.
+            form: as for `runtime.graphs.Passes.call`.
             beside: pairs of a row beyond its text.
         """
         cache = self.features.cache
@@ -377,11 +377,11 @@ class HeadPasses:
         def reserve(tokens: int) -> MemoryKey | None:
             return self.reserve_span(tokens + beside, followed=True)
 
+        output: Tensor
         (output,) = self.passes.call(
             "a pass of a head", form, reserve, inputs, lambda *tensors: (run(*tensors),)
         )
         cache.note_lengths(list(map(int.__add__, before, more)))
-        assert output is not None
         return output
 
     def extend(self, tokens: Tensor, features: Tensor, counts: RowCounts) -> Tensor:

@@ -68,9 +68,9 @@ class PromptLookup:
         TypeError, ValueError: not 1 <= min_ngram <= max_ngram <= 1024.
     """
 
+    name = "prompt lookup"
+
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
-        self.name = "prompt lookup"
-        self.num_forward_passes = 0
         sizes = _ngram_sizes(max_ngram, min_ngram)
         self._longest, self._shortest, self._text = sizes.start, sizes.stop + 1, _Text()
 
@@ -96,9 +96,9 @@ class SuffixMatch:
         TypeError, ValueError: min_length < 1.
     """
 
+    name = "suffix match"
+
     def __init__(self, min_length: int = 1) -> None:
-        self.name = "suffix match"
-        self.num_forward_passes = 0
         self.min_length = arguments.integer("min_length", min_length, arguments.SIZE_MAX, 1)
         self._text = _Text()
 
@@ -169,6 +169,8 @@ class NGramTable:
         TypeError, ValueError: not 1 <= min_ngram <= max_ngram <= 1024, or max_entries < 1.
     """
 
+    name = "n-gram table"
+
     def __init__(
         self,
         max_ngram: int = 4,
@@ -177,8 +179,6 @@ class NGramTable:
         learning: bool = True,
     ) -> None:
         sizes = _ngram_sizes(max_ngram, min_ngram)
-        self.name = "n-gram table"
-        self.num_forward_passes = 0
         self.learning = arguments.flag("learning", learning)
         self._counts = _Counts(sizes, arguments.integer("max_entries", max_entries, low=1))
         self._text: list[int] = []

@@ -80,22 +80,18 @@ class DraftModel:
         self.paths = arguments.integer("paths", paths, arguments.NODE_MAX // DEEPEST, 1)
         self.beam = arguments.real("beam", beam, arguments.TEMPERATURE_MAX)
         if self.paths > 1:
-            self._require_paths()
+            if not self._level.capabilities.trees:
+                reason = getattr(self._level, "no_trees", f"{type(level).__name__} does not")
+                raise ValueError(
+                    f"{self.name}: expected a level that reads trees for paths={self.paths}, given "
+                    f"one that does not: {reason}"
+                )
+            entries = self._ids.entries_below(self.vocab_size)
+            if self.paths > entries:
+                raise ValueError(f"paths: expected at most the {entries} ids drawn, given {paths}")
             self.name = f"{self.name}, {self.paths} paths"
         self.num_forward_passes = 0
         self._draw = draw
-
-    def _require_paths(self) -> None:
-        level, option = self._level, f"paths={self.paths}"
-        if not level.capabilities.trees:
-            reason = getattr(level, "no_trees", f"{type(level).__name__} does not")
-            raise ValueError(
-                f"{self.name}: expected a level that reads trees for {option}, given one that does "
-                f"not: {reason}"
-            )
-        entries = self._ids.entries_below(self.vocab_size)
-        if self.paths > entries:
-            raise ValueError(f"paths: expected at most the {entries} ids drawn, given {self.paths}")
 
     @property
     def capabilities(self) -> DrafterCapabilities:
@@ -182,7 +178,8 @@ def draw_chain(
     device, every = tokens.device, id_map.drawn is None
     ids = min(vocab_size, inputs.vocab_size)
     parameters = inputs.parameters.by_device[device].values()
-    positions, rounds, entries = _prepared(inputs, device, id_map, ids)
+    positions, rounds = inputs.positions.to(device), inputs.rounds.to(device)
+    entries = ids if every else id_map.entries_below(ids)
     # Number of tokens that each row has yet to draw. If the host must not wait for the device,
     # every active row draws all.
     left = None if inputs.eos is None else list(cast(Sequence[int], inputs.lengths.host))
@@ -194,12 +191,11 @@ def draw_chain(
     rows: RowBuffer | None = None
     buffers: Any = (None, None)
     for i in range(most):
-        logits = forward(InputBlock(tokens, 1, counts, first)).logits
-        if logits.shape[2] > entries:
-            logits = logits[..., :entries]
+        logits = forward(InputBlock(tokens, 1, counts, first)).logits[..., :entries]
         if inputs.processors is not None:
             assert left is not None, "processors need the host to see the tokens"
-            logits = _after_processors(logits, inputs, left, id_map, ids, drafted[:, None, :i])
+            texts = id_map.to_above(drafted[:, None, :i])
+            logits = processed(logits, inputs, left, texts, id_map, ids)
         if wants_rows:
             rows = buffers = row_buffer(inputs.rows, most, logits)
             wants_rows = False
@@ -233,36 +229,11 @@ def draw_chain(
     )
 
 
-def _prepared(
-    inputs: DraftInput, device: torch.device, id_map: IdMap, ids: int
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    # Positions and round counts on the device, and the entries of logits with ids below `ids`.
-    entries = ids if id_map.drawn is None else id_map.entries_below(ids)
-    rounds, positions = inputs.rounds, inputs.positions
-    if rounds.device != device:
-        rounds, positions = rounds.to(device), positions.to(device)
-    return positions, rounds, entries
-
-
 def _first_pass(read: RowCounts, width: int) -> tuple[RowCounts | None, RowCounts | None]:
     # Counts, and the index of the last token of each row; None: as in all rows.
     if read.host is not None and min(read.host) == width:
         return None, None
     return read, None if width == 1 else read.less(1)
-
-
-def _after_processors(
-    logits: torch.Tensor,
-    inputs: DraftInput,
-    left: list[int],
-    id_map: IdMap,
-    ids: int,
-    drafted: torch.Tensor,
-) -> torch.Tensor:
-    if id_map.drawn is None:
-        return processed(logits, inputs, left, drafted)
-    whole = processed(id_map.spread(logits, ids), inputs, left, id_map.to_above(drafted))
-    return id_map.gather(whole, logits.shape[2])
 
 
 def _require_drawn(inputs: DraftInput, row: int, at: int, left: int, status: int) -> None:
@@ -271,13 +242,16 @@ def _require_drawn(inputs: DraftInput, row: int, at: int, left: int, status: int
         raise RequestError(inputs.requests[row], inputs.level, position, status)
 
 
-def row_buffer(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
-    """Return `old`, if it has `most` rows per request of the shape, dtype and device of `logits`,
-    or else a new buffer."""
+def row_buffer(
+    old: RowBuffer | None, most: int, logits: torch.Tensor, exact: bool = False
+) -> RowBuffer:
+    """Return `old`, if it has at least `most` rows per request (`exact`: as many) of the shape,
+    dtype and device of `logits`, or else a new buffer."""
     batch, _, vocab = logits.shape
     if old is not None and old.statistics is not None:
         shape, kind = old.logits.shape, (old.logits.dtype, old.logits.device)
         fits = shape[0] == batch and shape[1] >= most and shape[2] == vocab
+        fits = fits and (shape[1] == most or not exact)
         if fits and kind == (logits.dtype, logits.device):
             return old
     # Zeros: the operator also reads rows that are never filled.

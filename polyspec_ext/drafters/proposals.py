@@ -72,16 +72,8 @@ class ProposalDrafter:
 
     def prefill(self, prompts: PromptBatch) -> None:
         rows: list[list[int]] = prompts.tokens.tolist()
-        if prompts.counts is not None:
-            rows = [row[:n] for row, n in zip(rows, prompts.counts, strict=True)]
-        self._contexts = [Context(row, level=self._level) for row in rows]
-        self._drafters = [self.drafter, *(self._fork() for _ in rows[1:])]
-
-    def _fork(self) -> Drafter:
-        fork = self.drafter.fork()  # type: ignore[attr-defined]
-        if not isinstance(fork, Drafter):
-            wrong_kind(self.name, "fork to return a drafter, with a method propose", fork)
-        return fork
+        counts = prompts.counts or map(len, rows)
+        self.admit([row[:n] for row, n in zip(rows, counts, strict=True)], (), 0, None)
 
     def read(self, tokens: Tensor, counts: Sequence[int]) -> None:
         for context, row, count in zip(self._contexts, tokens.tolist(), counts, strict=True):
@@ -102,14 +94,17 @@ class ProposalDrafter:
     def admit(
         self, sequences: Sequence[list[int]], lengths: Ints, capacity: int, rows: Ints | None
     ) -> None:
-        contexts = [Context(text, level=self._level) for text in sequences]
         if rows is None:
-            self._contexts = contexts
-            self._drafters = [self.drafter, *(self._fork() for _ in contexts[1:])]
-            return
-        for row, context in zip(rows, contexts, strict=True):
-            self._contexts[row : row + 1] = [context]
-            self._drafters[row : row + 1] = [self._fork()]
+            self._contexts, self._drafters = [], []
+        numbers = range(len(sequences)) if rows is None else rows
+        for row, text in zip(numbers, sequences, strict=True):
+            drafter: Any = self.drafter
+            if rows is not None or row > 0:
+                drafter = drafter.fork()
+            if not isinstance(drafter, Drafter):
+                wrong_kind(self.name, "fork to return a drafter, with a method propose", drafter)
+            self._contexts[row : row + 1] = [Context(text, level=self._level)]
+            self._drafters[row : row + 1] = [drafter]
 
     def save(self, row: int, begin: int, end: int) -> None:
         """Save nothing: reading is as cheap."""
@@ -184,7 +179,7 @@ class ProposalDrafter:
                     "given a tree"
                 )
             parents = _ids(f"{name}: parents", proposal.parents)
-            _require_tree(name, tokens, parents, count, logits is None)
+            rooms.require_nodes(name, tokens, parents, count, logits is None)
         elif len(tokens) > count:
             raise ValueError(f"{name}: expected at most {count} tokens, given {len(tokens)}")
         checked = _Checked(tokens, parents, logits, statistics)
@@ -199,13 +194,7 @@ class ProposalDrafter:
         require_ids(name, tokens, self.input_vocab_size)
         if parents is None:
             return _Checked(list(itertools.takewhile(vocab_size.__gt__, tokens)))
-        # Keep nodes with their ids and all ancestors' ids below `vocab_size`.
-        index = {-1: -1}
-        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-            if token < vocab_size and parent in index:
-                index[node] = len(index) - 1
-        nodes = [node for node in index if node >= 0]
-        return _Checked([tokens[node] for node in nodes], [index[parents[node]] for node in nodes])
+        return _Checked(*rooms.nodes_below(vocab_size, tokens, parents))
 
     def _block(
         self, proposals: Sequence[_Checked], wants_rows: bool, vocab_size: int
@@ -213,31 +202,24 @@ class ProposalDrafter:
         counts = [len(proposal.tokens) for proposal in proposals]
         width = max(1, *counts)
         sampled = wants_rows and any(p.tokens and p.logits is not None for p in proposals)
-        parents = drawn = None
+
+        def padded(rows: Sequence[Sequence[int]]) -> Tensor:
+            lists = [[*row, *[-1] * (width - len(row))] for row in rows]
+            return on_device(lists, torch.int64, self.device)
+
+        block = DraftBlock(padded([proposal.tokens for proposal in proposals]))
+        block.counts = on_device(counts, torch.int64, self.device)
+        if sampled:
+            block.rows = _rows(proposals, width, vocab_size, self._trees)
         # By the drafter's capability, not by its proposals: the rule that verifies a row's chain
         # must not depend on another row's tree (contract C3).
         if self._trees:
-            chain = range(-1, width)
-            parents = self._padded(
-                [
-                    chain[:n] if proposal.parents is None else proposal.parents
-                    for n, proposal in zip(counts, proposals, strict=True)
-                ],
-                width,
-            )
+            rows = zip(counts, proposals, strict=True)
+            parents = [range(-1, n - 1) if p.parents is None else p.parents for n, p in rows]
+            block.parents = padded(parents)
             from_rows = [[proposal.logits is not None] * (width + 1) for proposal in proposals]
-            drawn = on_device(from_rows, torch.bool, self.device) if sampled else None
-        return DraftBlock(
-            self._padded([proposal.tokens for proposal in proposals], width),
-            on_device(counts, torch.int64, self.device),
-            rows=_rows(proposals, width, vocab_size, self._trees) if sampled else None,
-            parents=parents,
-            drawn=drawn,
-        )
-
-    def _padded(self, rows: Sequence[Sequence[int]], width: int) -> Tensor:
-        lists = [[*row, *[-1] * (width - len(row))] for row in rows]
-        return on_device(lists, torch.int64, self.device)
+            block.drawn = on_device(from_rows, torch.bool, self.device) if sampled else None
+        return block
 
 
 class _Checked(NamedTuple):
@@ -272,11 +254,11 @@ def _rows(proposals: Sequence[_Checked], width: int, vocab_size: int, tree: bool
     )
     statistics = torch.zeros(*shape, 2, dtype=torch.int64, device=logits.device)
     for draft, into, about in zip(proposals, logits, statistics, strict=True):
-        _fill(draft, into, about if known else None, tree)
+        _fill(draft, into, about, tree)
     return RowBuffer(logits, statistics if known else None)
 
 
-def _fill(draft: _Checked, logits: Tensor, statistics: Tensor | None, tree: bool) -> None:
+def _fill(draft: _Checked, logits: Tensor, statistics: Tensor, tree: bool) -> None:
     if not draft.tokens or (draft.logits is None and tree):
         return
     logits[: draft.rows] = -float("inf")  # ids beyond a smaller vocabulary are never drawn
@@ -284,7 +266,7 @@ def _fill(draft: _Checked, logits: Tensor, statistics: Tensor | None, tree: bool
         logits[range(draft.rows), draft.tokens] = 0
         return
     logits[: draft.rows, : draft.logits.shape[2]] = draft.logits[0, : draft.rows]
-    if statistics is not None and draft.statistics is not None:
+    if draft.statistics is not None:
         statistics[: draft.rows] = draft.statistics[0, : draft.rows]
 
 
@@ -292,21 +274,6 @@ def cut_at_eos(tokens: Sequence[int], eos: frozenset[int]) -> list[int]:
     """Return the tokens up to and including the first EOS (contract C2: it is kept)."""
     end = next((i for i, token in enumerate(tokens, 1) if token in eos), None)
     return list(tokens[:end])
-
-
-def _require_tree(
-    name: str, tokens: Sequence[int], parents: Sequence[int], most: int, deterministic: bool
-) -> None:
-    if len(parents) != len(tokens):
-        raise ValueError(
-            f"{name}: expected as many parents as tokens, {len(tokens)}, given {len(parents)}"
-        )
-    rooms.require_parents(name, parents, most)
-    if deterministic and len(set(zip(parents, tokens, strict=True))) < len(tokens):
-        raise ValueError(
-            f"{name}: expected the children of a node to differ where there are no draft logits, "
-            f"given parents {list(parents)} of tokens {list(tokens)}"
-        )
 
 
 def _require_rows(name: str, rows: Any, statistics: Any, count: int, vocab_size: int) -> None:

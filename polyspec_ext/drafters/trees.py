@@ -21,6 +21,7 @@ from ..kv_cache.layers import ancestors
 from ..levels.base import InputBlock, LevelOutput
 from ..tensors import IdMap, RowCounts
 from .base import DraftBlock, DraftInput, RowBuffer, TreeSize, processed
+from .model import row_buffer
 
 # From the tokens [B, n] of nodes, the states [B, n, H] after their parents, their depth (1:
 # children of the root) and `ancestors` [B or 1, n, m] bool, which of the latest m nodes each sees,
@@ -278,6 +279,35 @@ def require_parents(name: str, parents: Sequence[int], most: int) -> None:
         raise ValueError(f"{name}: expected a tree of at most {most} levels, given {deepest}")
 
 
+def require_nodes(
+    name: str, tokens: Sequence[int], parents: Sequence[int], most: int, deterministic: bool
+) -> None:
+    """Refuse a tree that `require_parents` refuses, with parents of other than all `tokens`, or
+    equal siblings in a `deterministic` tree."""
+    if len(parents) != len(tokens):
+        raise ValueError(
+            f"{name}: expected as many parents as tokens, {len(tokens)}, given {len(parents)}"
+        )
+    require_parents(name, parents, most)
+    if deterministic and len(set(zip(parents, tokens, strict=True))) < len(tokens):
+        raise ValueError(
+            f"{name}: expected the children of a node to differ where there are no draft logits, "
+            f"given parents {list(parents)} of tokens {list(tokens)}"
+        )
+
+
+def nodes_below(
+    vocab_size: int, tokens: Sequence[int], parents: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Return tokens and parents of the nodes with all ids from the root on below `vocab_size`."""
+    index = {-1: -1}
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if token < vocab_size and parent in index:
+            index[node] = len(index) - 1
+    nodes = [node for node in index if node >= 0]
+    return [tokens[node] for node in nodes], [index[parents[node]] for node in nodes]
+
+
 # ---- several paths of a draft model --------------------------------------------------------------
 
 # Paths are drawn independently or by beam search. At every depth a row has K nodes, of paths 0 to
@@ -324,12 +354,12 @@ def draw_paths(
         if inputs.processors is not None:
             assert known is not None, "processors need the host to see the tokens"
             left = [max(n - at, 0) for n in known]
-            whole = processed(id_map.spread(logits, ids), inputs, left, texts)
-            logits = id_map.gather(whole, entries)
+            logits = processed(logits, inputs, left, texts, id_map, ids)
         depth = best.append(logits) if beams else None
         if samples:
             if rows is None:
-                rows = _exact_rows(inputs.rows, 1 + paths * most, logits)
+                # A tree has exactly a row for each node and the root.
+                rows = row_buffer(inputs.rows, 1 + paths * most, logits, exact=True)
             begin = 1 + paths * (at - 1) if at else 0
             rows.logits[:, begin : begin + logits.shape[1]] = logits
             drawn = draws.append(logits, at)
@@ -453,17 +483,6 @@ class PathDraws:
                 if bits:
                     position = int(inputs.positions[b]) + at
                     raise RequestError(inputs.requests[b], inputs.level, position, bits)
-
-
-def _exact_rows(old: RowBuffer | None, count: int, logits: Tensor) -> RowBuffer:
-    # A tree has exactly a row for each node and the root.
-    shape, kind = (len(logits), count, logits.shape[2]), (logits.dtype, logits.device)
-    if old is not None and old.statistics is not None:
-        rows = old.logits
-        if rows.shape == shape and (rows.dtype, rows.device) == kind:
-            return old
-    statistics = torch.zeros(*shape[:2], 2, dtype=torch.int64, device=logits.device)
-    return RowBuffer(logits.new_zeros(shape), statistics)
 
 
 # ---- pending trees -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ def _load_copy(word: str, options: Options) -> Any:
     """Load a copy of a model or head with 4-bit weights; "w4" without a model copies the target and
     shares its cache."""
     name = options.name
-    if is_copy(word) and _is_head(original(word)):
+    if is_copy(word) and head_of(original(word)):
         return _load_head(original(word), options, w4=True)
     if is_copy(word):
         # With the checkpoint's data type, unless the caller names another.
@@ -61,7 +62,7 @@ def _load_copy(word: str, options: Options) -> Any:
 
 def _load_trimmed(word: str, options: Options) -> Any:
     _, size, source = word.split(":", 2)
-    if _is_head(original(source)):
+    if head_of(original(source)):
         return _load_head(original(source), options, w4=is_copy(source), ids=int(size))
     whole = resolve(source, replace(options, pack=False))
     if not isinstance(whole, HuggingFaceLevel | rooms.StatefulLevel):
@@ -106,15 +107,42 @@ def _load_early_exit(word: str, options: Options) -> HuggingFaceLevel:
         return rooms.early_exit(target, int(word.partition(":")[2]))
 
 
-def _is_head(element: Any) -> bool:
-    if not rooms.has("head_of"):
-        return False
-    return str(element).partition(":")[0] == "mtp" or rooms.head_of(element) is not None
+HEADS = {"eagle": "EAGLE", "dflash": "DFlash", "mtp": "MTP"}  # kinds of heads
+
+
+def head_of(thing: Any) -> tuple[str, str] | None:
+    """Return the kind and the directory or id of a head, if a chain's element is "KIND:" and a
+    directory or id, "mtp" (the target's: no id), or the directory of a head; None: no head. A
+    directory has a head by its config.json, or has a Llama's with a single layer and the tensor of
+    the product that fuses states."""
+    if not isinstance(thing, str | Path):
+        return None
+    kind, _, source = str(thing).partition(":")
+    if kind in HEADS and (source or thing == "mtp"):
+        return kind, source
+    folder = Path(thing)
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        names = f"{config.get('architectures')} {config.get('speculators_model_type')}".lower()
+        if any(name in names for name in ("dflash", "dspark")) or "target_layer_ids" in config:
+            return "dflash", str(thing)
+        if "eagle" in names or "draft_vocab_size" in config:
+            return "eagle", str(thing)
+        layers, kind = config.get("num_hidden_layers"), config.get("model_type", "llama")
+        if layers != 1 or kind not in ("llama", "qwen2"):
+            return None
+        for file in [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+            with file.open("rb") as opened:
+                if b"fc.weight" in opened.read(2**20):  # both formats begin with the names
+                    return "eagle", str(thing)
+    except (OSError, ValueError, AttributeError):
+        pass  # no directory of a model
+    return None
 
 
 def _load_head(element: Any, options: Options, **form: Any) -> BatchedDrafter:
-    kind, source = rooms.head_of(element) or ("mtp", element.partition(":")[2])
-    label = f"the {rooms.HEADS[kind]} head {source!r}" if kind in rooms.HEADS else repr(element)
+    kind, source = head_of(element) or ("mtp", "")
+    label = repr(element) if kind == "mtp" else f"the {HEADS[kind]} head {source!r}"
     target: Any = options.above[0] if options.above else None
     if not rooms.serves_heads(target):
         target = options.target(f"{label} below a Hugging Face model as the target")
@@ -125,7 +153,7 @@ def _load_head(element: Any, options: Options, **form: Any) -> BatchedDrafter:
             f"{options.name}: expected a target with the checkpoint that it was loaded from, or "
             f"'mtp:' in front of that, given {element!r} below {target.name}"
         )
-    head = getattr(rooms, {"eagle": "Eagle", "dflash": "DFlash", "mtp": "MTP"}[kind])
+    head = getattr(rooms, {**HEADS, "eagle": "Eagle"}[kind])
     return cast(BatchedDrafter, head.from_pretrained(source, target, dtype=dtype, **form))
 
 
@@ -169,7 +197,7 @@ def resolve(thing: Any, options: Options) -> Any:
     word = _WORDS.get(thing.partition(":")[0]) if isinstance(thing, str) else None
     if word is not None and re.fullmatch(f"[^:]+{word.rest}", thing):
         return word.load(thing, options)
-    if isinstance(thing, str | Path) and rooms.has("head_of") and rooms.head_of(thing):
+    if head_of(thing):
         return _load_head(thing, options)
     if isinstance(thing, DraftModel):
         # With a single path it is its level: a chain creates a `DraftModel` for its vocabulary.

@@ -25,7 +25,7 @@ from .. import arguments, progress
 from ..arguments import Switch
 from ..chain import Chain
 from ..drafters import Context, Drafter, DraftModel, elements, is_drafter, resolve
-from ..drafters.checkpoint import head_of
+from ..drafters.words import head_of
 from ..inputs import Ends, Parameters
 from ..levels import InputBlock, Level, Options, PromptBatch, batched
 from ..levels.base import id_map_of

@@ -374,7 +374,15 @@ class Passes:
         inputs: Sequence[torch.Tensor],
         run: Callable[..., Outputs],
     ) -> Outputs:
-        """Return ``run(*inputs)`` (`CapturedPasses.call`)."""
+        """Return ``run(*inputs)``, valid until the next call of the kind.
+
+        Args:
+            kind: for messages.
+            form: further dependencies of `run`, for example numbers in its closure.
+            reserve: as `DeviceLengths.reserve_span`; its argument is the longest row in tokens.
+            inputs: ``[B, ..]``, copied to a fixed address; with two or more dimensions padded to a
+                standard width, with columns of zeros or of earlier calls.
+        """
         fixed = [self._kept((kind, number), x) for number, x in enumerate(inputs)]
         span = reserve(self._limit)
         if span is None:

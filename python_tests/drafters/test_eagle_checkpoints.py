@@ -16,7 +16,7 @@ from unsafe_code import Code
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.drafters import checkpoint
+from polyspec_ext.drafters.words import head_of
 from polyspec_ext.levels import load as load_level
 
 FIRST = Variant("first", hidden=32, vocab=64)
@@ -228,13 +228,13 @@ def test_no_head_there(target: Any, tmp_path: Path) -> None:
 
 def test_heads_are_told_from_models(target: Any, tmp_path: Path) -> None:
     for v in (FIRST, THIRD, Variant("s", version=3, speculators=True, hidden=32, vocab=64)):
-        assert checkpoint.head_kind(save(v, weights_of(v, 4), tmp_path / v.name))
+        assert head_of(save(v, weights_of(v, 4), tmp_path / v.name))
     binary = Variant("binary", binary=True)
-    assert checkpoint.head_kind(save(binary, weights_of(binary, 4), tmp_path / "binary"))
+    assert head_of(save(binary, weights_of(binary, 4), tmp_path / "binary"))
     target.save_pretrained(tmp_path / "model")
-    assert not checkpoint.head_kind(tmp_path / "model")
-    assert not checkpoint.head_kind(tiny.path("drafter"))  # a Llama of one layer
-    assert not checkpoint.head_kind(tmp_path / "not there")
+    assert not head_of(tmp_path / "model")
+    assert not head_of(tiny.path("drafter"))  # a Llama of one layer
+    assert not head_of(tmp_path / "not there")
 
 
 def test_sharded_checkpoints(target: Any, tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ QUESTIONS = (
 @pytest.mark.parametrize("name", tiny.HEADS)
 def test_shipped_heads_draft_for_the_target(name: str, copy: str) -> None:
     place = tiny.path(name)
-    assert checkpoint.head_kind(place)
+    assert head_of(place)
     level = load_level(tiny.path("target"))
     tokenizer = level.tokenizer()
     assert tokenizer is not None

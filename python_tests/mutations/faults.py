@@ -1842,7 +1842,7 @@ FAULTS = (
     ),
     Fault(
         "drafters: rows of a head stay unsorted where their ids are sorted",
-        "polyspec_ext/drafters/eagle.py",
+        "polyspec_ext/drafters/checkpoint.py",
         "weight.copy_(weight[order.to(weight.device)])",
         "weight.copy_(weight)",
         (
