@@ -29,7 +29,6 @@ from polyspec_ext import (
     NGramTable,
     PromptLookup,
     SuffixMatch,
-    processor,
     progress,
     tiny,
 )
@@ -38,7 +37,7 @@ from polyspec_ext.drafters import resolve
 from polyspec_ext.drafters.proposals import cut_at_eos
 from polyspec_ext.levels import HuggingFaceLevel, Options, load_model, tokenizer_at
 from polyspec_ext.levels.models import num_parameters
-from polyspec_ext.levels.sources import copy_prefix, original
+from polyspec_ext.levels.sources import copy_prefix, multiplies_bfloat16, original
 from polyspec_ext.policies import POLICIES
 from polyspec_ext.quantization import quantize_w4, stored_w4
 from polyspec_ext.runtime.plan import default_rounds
@@ -166,7 +165,7 @@ class Models:
         if name != TARGET:
             return load_level(self.drafts[name], self.dtype, self.device, name=f"--draft {name}")
         if self.growth:
-            fast = torch.bfloat16 if processor.multiplies_bfloat16() else torch.float32
+            fast = torch.bfloat16 if multiplies_bfloat16() else torch.float32
             model = grown(dtype=self.dtype or fast, device=self.device, **self.growth)
             return load_level(model, name="--target")
         plain = self.target is None and self.dtype is None and self.on_cpu

@@ -26,7 +26,6 @@ from .drafters import (
     levels_of,
     resolve,
 )
-from .files import ChainFile
 from .inputs import Ends, Floats, Ints, Parameters, Prompt, Request, Tokenized
 from .levels import BatchedLevel, EncodedInput, Level, Options, batched
 from .levels.base import id_map_of, require_same_vocabulary
@@ -249,7 +248,7 @@ class Chain:
             TypeError, ValueError: `path` is no path, the file is missing or has another form; as
                 for `Chain`, if an element cannot be loaded any more.
         """
-        saved = ChainFile.read("path", arguments.path("path", path))
+        saved = rooms.ChainFile.read("path", arguments.path("path", path))
         elements: list[Any] = []
         for number, element in enumerate(saved.elements):
             name = f"levels[{number}]"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 import transformers
@@ -60,28 +57,6 @@ def note_load() -> None:
     load = load_average()
     if is_busy(load, torch.get_num_threads(), cores()):
         progress.note(load_line(load))
-
-
-def multiplies_bfloat16() -> bool:
-    """Return whether the processor has products of bfloat16 (AVX512-BF16 or AMX) that torch may
-    use: without them they take longer than those of float32."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return False
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
-@contextlib.contextmanager
-def bfloat16_factors() -> Iterator[None]:
-    """Let torch round the factors of float32 products to bfloat16 in the block, if the processor
-    multiplies that: half the time. Sums stay float32."""
-    matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = matmul.fp32_precision
-    if multiplies_bfloat16():
-        matmul.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
 
 
 def instructions() -> str:

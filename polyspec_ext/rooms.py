@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from .drafters.trees import require_tree as require_tree
     from .kv_cache.prefixes import Copies as Copies
     from .kv_cache.prefixes import Prefixes as Prefixes
-    from .kv_cache.streaming import StreamingLayer as StreamingLayer
-    from .kv_cache.streaming import rotary_frequencies as rotary_frequencies
+    from .kv_cache.streaming import streaming_layers as streaming_layers
     from .levels.encoder_decoder import EncoderDecoderLevel as EncoderDecoderLevel
     from .levels.gguf import GgufFile as GgufFile
     from .levels.gguf import config_of as config_of
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from .levels.shared_cache import require_same_shape as require_same_shape
     from .levels.stateful import StatefulLevel as StatefulLevel
     from .planning.planner import load_or_plan as load_or_plan
+    from .planning.store import ChainFile as ChainFile
     from .policies.adaptive import named as named
     from .quantization import early_exit as early_exit
     from .quantization import stored_w4 as stored_w4
@@ -72,7 +72,7 @@ NAMES = {
         "PendingTree", "TreePass", "draw_paths", "nodes_below", "require_nodes", "require_tree",
     ),
     "kv_cache.prefixes": ("Copies", "Prefixes"),
-    "kv_cache.streaming": ("StreamingLayer", "rotary_frequencies"),
+    "kv_cache.streaming": ("streaming_layers",),
     "levels.encoder_decoder": ("EncoderDecoderLevel",),
     "levels.gguf": (
         "GgufFile", "config_of", "first_part", "gguf_model", "has_blocks", "tokenizer_of",
@@ -80,6 +80,7 @@ NAMES = {
     "levels.shared_cache": ("Member", "require_same_shape"),
     "levels.stateful": ("StatefulLevel",),
     "planning.planner": ("load_or_plan",),
+    "planning.store": ("ChainFile",),
     "policies.adaptive": ("named",),
     "quantization": ("early_exit", "stored_w4", "trim"),
     "rules": ("LogitsRules", "with_penalty"),

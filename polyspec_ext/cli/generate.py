@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from .. import columns, progress, tiny
+from .. import columns, progress, rooms, tiny
 from ..chain import Chain
 from ..chat import ChatPrompt, StopStrings, ends_of_turn, has_template, prompt_of_text
-from ..files import ChainFile
 from ..inputs import Parameters
 from ..levels import tokenizer_at
 from ..levels.sources import model_source, original
@@ -131,7 +130,7 @@ def _saved_chain(args: argparse.Namespace) -> Chain:
         chain = Chain.from_plan(args.chain)
     except ValueError as error:
         raise ValueError(re.sub("^path:", "chain:", str(error))) from error
-    args.target = ChainFile.read("chain", Path(args.chain)).elements[0].source
+    args.target = rooms.ChainFile.read("chain", Path(args.chain)).elements[0].source
     return chain
 
 

@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from .. import arguments
 from ..arguments import shown
-from ..kv_cache.factory import device_of
+from ..kv_cache import device_of
 from ..levels.models import ModelLevel
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from .. import arguments
 from .. import inputs as requests
 from ..chain import Chain
-from ..kv_cache.factory import name_of
+from ..kv_cache import name_of
 from ..levels.base import EncodedInput
 from ..levels.products import without_wrapper
 from ..stats import Stats

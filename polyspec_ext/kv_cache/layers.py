@@ -156,10 +156,9 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         return visible_slots(queries, slots, self.window)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return (self.rows.span if self._prepared() else self.rows.bound + query_length), 0
-
-    def _prepared(self) -> bool:
-        return self.rows.new is not None and self.index not in self.rows.seen
+        rows = self.rows
+        prepared = rows.new is not None and self.index not in rows.seen
+        return (rows.span if prepared else rows.bound + query_length), 0
 
     def get_seq_length(self) -> int:
         """Return the host's bound of the longest row, before a pass in progress."""
@@ -222,24 +221,6 @@ def query_positions(base: Tensor, counts: Tensor | None, tokens: int) -> Tensor:
     if counts is None:
         return base[:, None] + steps
     return (base[:, None] + torch.minimum(steps[None, :], counts[:, None] - 1)).clamp_(min=0)
-
-
-def ring_positions(ends: Tensor, capacity: int, sinks: int) -> Tensor:
-    """Return the position in each slot of a ring after positions ``[0, ends[b])`` are written,
-    ``[B, capacity]``; -1: empty.
-
-    Args:
-        ends: [B] int64.
-        capacity: slots, including `sinks` slots before the ring.
-    """
-    slots = torch.arange(capacity, device=ends.device)
-    last = ends[:, None] - 1
-    # The highest written position that maps to the slot; below `sinks` in a slot not yet written.
-    held = last - torch.remainder(last - slots, capacity - sinks)
-    held = torch.where(held >= sinks, held, -1)
-    if sinks == 0:
-        return held
-    return torch.where(slots < sinks, torch.where(slots <= last, slots, -1), held)
 
 
 def visible_slots(
@@ -336,14 +317,16 @@ def takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> boo
             return False
     if query.is_cpu:
         return True
-    few = query.is_cuda and query.shape[2] <= decoder.FEW_TOKENS
-    return few and _in_vectors(key) and _in_vectors(value)
-
-
-def _in_vectors(x: Tensor) -> bool:
     # The operator reads 16 bytes at a time. (torch's memory begins at a multiple of 16.)
-    offsets = (x.storage_offset(), *x.stride()[:3])
-    return all(offset * x.element_size() % 16 == 0 for offset in offsets)
+    return (
+        query.is_cuda
+        and query.shape[2] <= decoder.FEW_TOKENS
+        and all(
+            offset * x.element_size() % 16 == 0
+            for x in (key, value)
+            for offset in (x.storage_offset(), *x.stride()[:3])
+        )
+    )
 
 
 def attend(

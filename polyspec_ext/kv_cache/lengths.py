@@ -166,7 +166,7 @@ class RowLengths:
             doubled = 0 if self.bucket == 1 else 2 * self.capacity
             self.capacity = -(-max(tokens, doubled) // self.step) * self.step
 
-    def cut(self, lengths: RowCounts, bound: int | None) -> None:
+    def cut(self, lengths: RowCounts) -> None:
         """Keep at most ``lengths[b]`` tokens of row b."""
         known = lengths.host
         if known is not None:
@@ -185,8 +185,6 @@ class RowLengths:
         if left is not None:
             self._lengths = None if self.on_cpu else self._lengths
             self.bound = max(left, default=0)
-        if bound is not None:
-            self.bound = min(self.bound, bound)
 
     def assign(self, lengths: RowCounts) -> None:
         """Set the lengths, longer lengths included; the caller ensures that the slots have the

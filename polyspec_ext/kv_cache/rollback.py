@@ -114,11 +114,8 @@ class CroppedState(SequenceState):
             self.past.update(keys[None, :, :count], values[None, :, :count], number)
 
 
-__all__ = ["RollbackCache"]
-
 _SMALL = 1024  # tokens of a row; a capacity up to this is never too large to reuse
-# Maximum tokens of a pass with a mask cut from a strip.
-_STRIP = 32
+_STRIP = 32  # maximum tokens of a pass with a mask cut from a strip
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Keys and values of some layers, and their addresses (`ops.decoder.pointers`).
 _Layers = tuple[list[Tensor], list[Tensor], Tensor]
@@ -250,12 +247,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         arguments.model("model", model)
         (window,) = _numbers(1, window=window)
         sinks, slack = _numbers(0, sinks=sinks, slack=slack)
-        frequencies = rooms.rotary_frequencies(model, type(model).__name__)
         cache = cls.for_model(model, batch_size, **options)
-        cache.layers = [
-            rooms.StreamingLayer(cache.rows, i, window, slack, sinks, frequencies)
-            for i in range(len(cache.types))
-        ]
+        cache.layers = rooms.streaming_layers(model, cache.rows, cache.types, window, slack, sinks)
         cache.longest_pass = slack + 1
         cache.only_drafts = "a streaming cache places its first tokens anew with every pass"
         cache._survey()
@@ -287,24 +280,11 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def batch_size(self) -> int:
         return self.rows.batch
 
-    def prepare(self, tokens: int, counts: Sequence[int] | Tensor | None = None) -> None:
-        """Prepare a forward pass without its mask and positions.
-
-        Args:
-            tokens, counts: as in `inputs`.
-
-        Raises:
-            TypeError, ValueError: `tokens` is not positive, or `counts` do not fit the rows.
-        """
-        if type(tokens) is not int or type(counts) not in _COUNTS or not 0 < tokens <= _SIZE_MAX:
-            tokens, counts = self._checked(tokens, counts)
-        self.rows.begin(tokens, cast(RowCounts | None, counts))
+    def prepare(self, tokens: int, counts: RowCounts | None = None) -> None:
+        """Prepare a forward pass as `inputs`, without its mask and positions."""
+        self.rows.begin(tokens, counts)
         if self.rows.capacity != self._grown:
             self._grow()
-
-    def _checked(self, tokens: int, counts: Any) -> tuple[int, RowCounts | None]:
-        tokens = arguments.integer("tokens", tokens, _SIZE_MAX, 1)
-        return tokens, None if counts is None else self._of_rows("counts", counts)
 
     def _grow(self) -> None:
         for layer in self.layers:
@@ -355,7 +335,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             dtype (a dict by layer type if layers differ), or None if the model's causal mask
             suffices; position_ids, ``[B or 1, T]`` int64."""
         if type(tokens) is not int or type(counts) not in _COUNTS or not 0 < tokens <= _SIZE_MAX:
-            tokens, counts = self._checked(tokens, counts)
+            tokens = arguments.integer("tokens", tokens, _SIZE_MAX, 1)
+            counts = None if counts is None else self._of_rows("counts", counts)
         if depth is not None and (type(depth) is not int or not 0 < depth <= tokens):
             depth = arguments.integer("depth", depth, low=1)
         rows = self.rows
@@ -434,13 +415,10 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         batch, _, new, _ = key_states.shape
         if rows.new is None or layer_idx in rows.seen:  # the model runs without `inputs`
             if layer.ring or rows.ragged:
-                needed = (
-                    "a ring of keys needs its own mask"
-                    if layer.ring
-                    else ("rows have different lengths")
-                )
+                ring = "a ring of keys needs its own mask"
                 raise ValueError(
-                    f"{needed}: pass the model **cache.inputs(tokens) for every forward pass"
+                    f"{ring if layer.ring else 'rows have different lengths'}: pass the model "
+                    "**cache.inputs(tokens) for every forward pass"
                 )
             # The model masks nothing for a single new token, so the span must have no spare slots.
             rows.begin(new, None, exact=True)
@@ -477,21 +455,18 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         known: Slots | None = self.rows.memory.get(layers)
         return known
 
-    def rollback(self, lengths: Sequence[int] | Tensor, *, bound: int | None = None) -> RowCounts:
+    def rollback(self, lengths: Sequence[int] | Tensor) -> RowCounts:
         """Truncate row b to at most ``lengths[b]`` tokens, and return `lengths`. Moves no bytes.
 
         Args:
-            lengths: [B]; a tensor is not read on the host.
-            bound: maximum length after a rollback by tensor, if the host knows it. None: the host
-                assumes that nothing was cut, and attention reads more slots than necessary.
+            lengths: [B]. The host does not read a tensor, and assumes then that nothing was cut, so
+                that attention reads more slots than necessary.
 
         Raises:
             TypeError, ValueError: invalid lengths.
         """
         counts = lengths if type(lengths) is RowCounts else self._of_rows("lengths", lengths)
-        if bound is not None:
-            bound = arguments.integer("bound", bound)
-        self.rows.cut(counts, bound)
+        self.rows.cut(counts)
         return counts
 
     def keep_path(
@@ -514,9 +489,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 keys, values, pointers, front.on(device), path.to(device, non_blocking=True)
             )
             rows.status.bitwise_or_(status.to(rows.status.device))
-        counts = self._of_rows("lengths", lengths)
-        rows.cut(counts, None)
-        return counts
+        return self.rollback(lengths)
 
     def _alike(self) -> list[_Layers]:
         """Group the layers that share a launch of `compact_tree`, usually all layers."""
@@ -525,20 +498,17 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             if layer.is_initialized:
                 form = [(x.shape, x.stride(), x.device) for x in (layer.keys, layer.values)]
                 forms.setdefault(tuple(form), []).append(layer)
-        return [
-            (keys, values, self._pointers(keys, values))
-            for keys, values in (
-                ([x.keys for x in layers], [x.values for x in layers]) for layers in forms.values()
-            )
-        ]
-
-    def _pointers(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
-        bases = tuple(tensor.data_ptr() for tensor in (*keys, *values))
-        if bases not in self._moved:
-            if len(self._moved) >= len(self.layers):  # entries of freed memory
-                self._moved.clear()
-            self._moved[bases] = decoder.pointers(keys, values)
-        return self._moved[bases]
+        groups = []
+        for layers in forms.values():
+            keys, values = [layer.keys for layer in layers], [layer.values for layer in layers]
+            # Captured graphs read the pointers: memory that is used again has the same tensor.
+            bases = tuple(tensor.data_ptr() for tensor in (*keys, *values))
+            if bases not in self._moved:
+                if len(self._moved) >= len(self.layers):  # entries of freed memory
+                    self._moved.clear()
+                self._moved[bases] = decoder.pointers(keys, values)
+            groups.append((keys, values, self._moved[bases]))
+        return groups
 
     # ---- rows that enter and leave ---------------------------------------------------------------
 
@@ -604,20 +574,11 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         """Replace row ``rows[b]`` by row b of `other`, a cache of the same model.
 
         Args:
-            other: a cache with every key in consecutive slots per row, like this cache, and with
-                lengths on the host.
-
-        Raises:
-            ValueError: a cache has other layers or no lengths on the host.
+            other: a cache that `takes_rows`, like this cache, and with lengths on the host.
         """
         mine, theirs = self.rows, other.rows
-        same = self.takes_rows and other.takes_rows
-        if not same or mine.host is None or theirs.host is None:
-            kinds = {type(layer) for layer in (*self.layers, *other.layers)}
-            raise ValueError(
-                "expected two caches of RollbackLayer, whose lengths the host knows, "
-                f"given layers of {', '.join(sorted(kind.__name__ for kind in kinds))}"
-            )
+        assert mine.host is not None, "the lengths are on the device"
+        assert theirs.host is not None, "the lengths are on the device"
         lengths = list(mine.host)
         for row, length in zip(rows, theirs.host, strict=True):
             lengths[row] = length
@@ -693,13 +654,11 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         """
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove: expected <= 0, given {tokens_to_remove}")
-        rows = self.rows
-        if rows.host is not None:
-            self.rollback([max(n + tokens_to_remove, 0) for n in rows.host])
+        known = self.rows.host
+        if known is None:
+            self.rollback(self.lengths + tokens_to_remove)
         else:
-            self.rollback(
-                rows.lengths + tokens_to_remove, bound=max(rows.bound + tokens_to_remove, 0)
-            )
+            self.rollback([max(n + tokens_to_remove, 0) for n in known])
 
     def reset(self) -> None:
         """Empty all rows; memory stays allocated."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .layers import RollbackLayer, ring_positions, visible_slots
+from .layers import RollbackLayer, visible_slots
 from .lengths import RowLengths
 
 # Models that rotate the two halves of a key's rotary dimensions, the layout of `turn`.
@@ -16,19 +17,37 @@ _ROTATE_HALVES = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3")
 _FIXED = ("default", "linear", "llama3")
 
 
-def rotary_frequencies(model: Any, name: str) -> Tensor:
-    """Return the model's rotary frequencies, [R / 2] float32."""
+def streaming_layers(
+    model: Any, rows: RowLengths, types: Sequence[str], window: int, slack: int, sinks: int
+) -> list[StreamingLayer]:
+    """Return the layers of `RollbackCache.streaming`; types: kinds of attention of the layers."""
     rotary = getattr(model.base_model, "rotary_emb", None)
     frequencies = getattr(rotary, "inv_freq", None)
     kind = getattr(rotary, "rope_type", "default")
     if model.config.model_type not in _ROTATE_HALVES or frequencies is None or kind not in _FIXED:
         raise ValueError(
-            f"{name}: a streaming cache moves keys to other positions, which needs rotary "
-            f"positions of a known layout ({', '.join(_ROTATE_HALVES)}; {', '.join(_FIXED)}); "
-            f"given {model.config.model_type}"
+            f"{type(model).__name__}: a streaming cache moves keys to other positions, which needs "
+            f"rotary positions of a known layout ({', '.join(_ROTATE_HALVES)}; {', '.join(_FIXED)}"
+            f"); given {model.config.model_type}"
         )
-    values: Tensor = frequencies.float()
-    return values
+    frequencies = frequencies.float()
+    return [StreamingLayer(rows, i, window, slack, sinks, frequencies) for i in range(len(types))]
+
+
+def ring_positions(ends: Tensor, capacity: int, sinks: int) -> Tensor:
+    """Return the position in each slot of a ring after positions ``[0, ends[b])`` are written,
+    ``[B, capacity]``; -1: empty.
+
+    Args:
+        ends: [B] int64.
+        capacity: slots, including `sinks` slots before the ring.
+    """
+    slots = torch.arange(capacity, device=ends.device)
+    last = ends[:, None] - 1
+    # The highest written position that maps to the slot; below `sinks` in a slot not yet written.
+    held = last - torch.remainder(last - slots, capacity - sinks)
+    held = torch.where(held >= sinks, held, -1)
+    return torch.where(slots < sinks, torch.where(slots <= last, slots, -1), held)
 
 
 def turn(keys: Tensor, shift: Tensor, frequencies: Tensor) -> Tensor:

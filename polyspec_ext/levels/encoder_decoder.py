@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import arguments
+from .. import kv_cache as caches
 from ..kv_cache import CroppedState
-from ..kv_cache import factory as caches
 from .base import (
     EncodedInput,
     Hidden,

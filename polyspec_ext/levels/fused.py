@@ -26,8 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from .. import progress
-from ..kv_cache import RollbackCache
-from ..kv_cache.factory import device_of
+from ..kv_cache import RollbackCache, device_of
 from ..kv_cache.layers import takes
 from ..kv_cache.rollback import Slots
 from ..ops import decoder as operators

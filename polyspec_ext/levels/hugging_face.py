@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .. import arguments, rooms
+from .. import kv_cache as caches
 from ..kv_cache import SequenceState
-from ..kv_cache import factory as caches
 from ..tensors import MemoryKey, RowCounts, gather
 from .base import (
     Hidden,

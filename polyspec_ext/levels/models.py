@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .. import arguments, rooms
 from ..files import is_gguf, path_of
-from ..kv_cache.factory import device_of, name_of
+from ..kv_cache import device_of, name_of
 from ..tensors import IdMap, RowCounts, gather, padded
 from . import base
 from .base import InputBlock

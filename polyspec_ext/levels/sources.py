@@ -15,10 +15,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from .. import arguments, processor, progress, rooms
+from .. import arguments, progress, rooms
 from ..arguments import Switch, shown
 from ..files import begins, is_gguf, path_of
-from ..kv_cache.factory import device_of, is_stateful
+from ..kv_cache import device_of, is_stateful
 from . import base
 from .fused import can_pack, fuses_on_cuda
 from .hugging_face import HuggingFaceLevel, level_of
@@ -356,7 +356,15 @@ def _has_bfloat16(source: Source, device: torch.device | None) -> bool:
         return False
     config = source.config()
     half = config.dtype == torch.bfloat16 and not config.is_encoder_decoder
-    return half and processor.multiplies_bfloat16()
+    return half and multiplies_bfloat16()
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor has products of bfloat16 (AVX512-BF16 or AMX) that torch may
+    use: without them they take longer than those of float32."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def require_level(level: base.Level, options: Options) -> base.Level:

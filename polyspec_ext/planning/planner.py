@@ -18,7 +18,6 @@ from .. import arguments, columns, inputs, processor, progress
 from ..arguments import Switch
 from ..chain import Chain, Prediction
 from ..drafters import elements
-from ..files import ChainFile, Element
 from ..inputs import Parameters, Prompt
 from ..levels.models import is_sharded, level_line
 from ..stats import html
@@ -42,7 +41,7 @@ from .measure import (
     representative,
     steps_of,
 )
-from .store import default_store
+from .store import ChainFile, Element, default_store
 from .theory import (
     Acceptance,
     Expectation,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .. import arguments, progress
 from ..files import cache_folder
-from ..kv_cache.factory import name_of
+from ..kv_cache import name_of
 from ..levels import HuggingFaceLevel
 from ..levels.gguf import BlockLinear, head_rows
 from ..levels.models import eos_ids

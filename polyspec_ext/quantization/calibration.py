@@ -4,15 +4,16 @@ rounding of weights by them."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import arguments, processor, progress
+from .. import arguments, progress
 from ..levels import tokenizer_at
 from ..levels.models import decoder_layers
+from ..levels.sources import multiplies_bfloat16
 from .weights import Int4Weights, joined, round_to_nearest
 
 _LEAST_ROWS = 1024  # minimum inputs per addition, which reads and writes a whole sum
@@ -158,10 +159,24 @@ class Hessians:
             self._sums[name] = torch.zeros(width, width, device=rows.device)
         # The matrix is symmetric: until `_end`, the entries from the diagonal on suffice. (Sums in
         # bfloat16 take no longer, but leave some Hessians without a Cholesky factor.)
-        with processor.bfloat16_factors() if exact else contextlib.nullcontext():
+        with bfloat16_factors() if exact else contextlib.nullcontext():
             for at in range(0, width, _COLUMNS):
                 columns = rows[:, at : at + _COLUMNS]
                 self._sums[name][at : at + _COLUMNS, at:].addmm_(columns.T, rows[:, at:])
+
+
+@contextlib.contextmanager
+def bfloat16_factors() -> Iterator[None]:
+    """Let torch round the factors of float32 products to bfloat16 in the block, if the processor
+    multiplies that: half the time. Sums stay float32."""
+    matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = matmul.fp32_precision
+    if multiplies_bfloat16():
+        matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 class _Stopped(Exception):
@@ -227,6 +242,6 @@ def _fed_back(weight: Tensor, importance: Tensor, factor: Tensor, group: int) ->
             columns[j] = value
         groups.append((rounded.T.cpu(), scales, zeros))
         errors = exact[:, span] - columns.T
-        with processor.bfloat16_factors():  # 8 bits of an error suffice
+        with bfloat16_factors():  # 8 bits of an error suffice
             owed[:, :begin].addmm_(errors, factor[span, :begin])
     return Int4Weights(*(torch.cat(tensors[::-1], 1) for tensors in zip(*groups, strict=True)))

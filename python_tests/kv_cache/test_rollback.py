@@ -143,7 +143,7 @@ def test_keys_of_any_stride_are_appended_to_rows_of_any_length() -> None:
     cache.update(keys, keys, 0)
     cache.rollback([3, 1])
     more = torch.randn(2, 2, 8, 3).transpose(2, 3)
-    cache.prepare(3, [2, 3])
+    cache.inputs(3, [2, 3])
     held, _ = cache.update(more, -more, 0)
     torch.testing.assert_close(held[0, :, :5], torch.cat([keys[0], more[0, :, :2]], 1))
     torch.testing.assert_close(held[1, :, :4], torch.cat([keys[1, :, :1], more[1]], 1))

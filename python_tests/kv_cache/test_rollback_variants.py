@@ -9,9 +9,9 @@ import torch
 from rollback_driver import CONFIGS, VOCAB, WINDOWED, Driver, build
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from polyspec_ext.kv_cache.layers import query_positions, ring_positions
+from polyspec_ext.kv_cache.layers import query_positions
 from polyspec_ext.kv_cache.rollback import RollbackCache
-from polyspec_ext.kv_cache.streaming import turn
+from polyspec_ext.kv_cache.streaming import ring_positions, turn
 
 
 @torch.no_grad()

@@ -13,8 +13,8 @@ from small_models import PROMPT, make, plain_greedy, rough
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import polyspec_ext as ps
-from polyspec_ext import processor, tiny
-from polyspec_ext.levels import HuggingFaceLevel
+from polyspec_ext import tiny
+from polyspec_ext.levels import HuggingFaceLevel, sources
 
 
 def test_levels_from_directories_and_ids(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def dtype_of(place: str, **options: object) -> torch.dtype:
 def test_a_target_is_bfloat16_where_it_is_packed_and_the_processor_multiplies_it(
     multiplies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: multiplies)
+    monkeypatch.setattr(sources, "multiplies_bfloat16", lambda: multiplies)
     wanted = torch.bfloat16 if multiplies else torch.float32
     assert dtype_of(CHECKPOINT) == wanted
     assert dtype_of(CHECKPOINT, pack=True) == wanted
@@ -215,7 +215,7 @@ def test_a_target_is_bfloat16_where_it_is_packed_and_the_processor_multiplies_it
 
 
 def test_its_text_is_that_of_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(sources, "multiplies_bfloat16", lambda: True)
     plain, chain = (ps.Chain([CHECKPOINT, *below]) for below in ((), (DRAFT,)))
     prompts = [[5, 6, 7], [8, 9]]
     texts = [one.generate(prompts, max_new_tokens=60).sequences for one in (plain, chain)]
@@ -223,7 +223,7 @@ def test_its_text_is_that_of_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_model_whose_bits_depend_on_the_width_of_a_pass_is_float32(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(sources, "multiplies_bfloat16", lambda: True)
     make("gpt2").to(torch.bfloat16).save_pretrained(tmp_path)
     assert dtype_of(str(tmp_path)) == torch.float32
 

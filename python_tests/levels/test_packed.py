@@ -23,8 +23,8 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import polyspec_ext as ps
-from polyspec_ext import processor, tiny
-from polyspec_ext.levels import fused, products
+from polyspec_ext import tiny
+from polyspec_ext.levels import fused, products, sources
 from polyspec_ext.levels.products import DenseLinear, in_huge_pages
 
 pytestmark = pytest.mark.skipif(
@@ -578,7 +578,7 @@ def test_float32_is_packed_by_the_processor(capability, packs, monkeypatch) -> N
 def test_the_data_type_follows_from_the_processor(tmp_path, multiplies, pack, monkeypatch) -> None:
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         pytest.skip("bfloat16 is packed by the CPU's own product here")
-    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: multiplies)
+    monkeypatch.setattr(sources, "multiplies_bfloat16", lambda: multiplies)
     half, whole = (torch.bfloat16, True), (torch.float32, True)
     paths = [tmp_path / name for name in ("target", "middle", "drafter")]
     for number, path in enumerate(paths):
@@ -608,7 +608,7 @@ def test_levels_of_the_users_own_stay() -> None:
 
 def test_the_shipped_chain_is_packed() -> None:
     made = tiny.levels()
-    half = torch.bfloat16 if processor.multiplies_bfloat16() else torch.float32
+    half = torch.bfloat16 if sources.multiplies_bfloat16() else torch.float32
     assert [level.model.dtype for level in made.values()] == [torch.float32, half, half]
     packs = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     assert made["target"].pack == packs

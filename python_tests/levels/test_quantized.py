@@ -19,7 +19,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import polyspec_ext as ps
 from benchmarks.int4 import torch_form
-from polyspec_ext import processor, tiny
+from polyspec_ext import tiny
 from polyspec_ext.quantization import calibration
 from polyspec_ext.quantization import weights as int4_weights
 from polyspec_ext.quantization.weights import Int4Linear, Int4Weights
@@ -154,7 +154,7 @@ def test_calibration_holds_a_layer_at_a_time() -> None:
 def test_calibration_sums_inputs_as_they_are(dtype: torch.dtype) -> None:
     """Sums are of float32, and torch's setting is as before, after an error too."""
     setting = torch.backends.mkldnn.matmul.fp32_precision
-    with pytest.raises(KeyError), processor.bfloat16_factors():
+    with pytest.raises(KeyError), calibration.bfloat16_factors():
         raise KeyError
     assert torch.backends.mkldnn.matmul.fp32_precision == setting
     model = llama(hidden_size=256, intermediate_size=256).to(dtype)

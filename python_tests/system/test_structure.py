@@ -233,7 +233,7 @@ ROOMS = {
     )},
     "translated vocabularies": {"drafters.translated"},
     "switching": {"drafters.switching"},
-    "planning": {"columns", "planning.*"},
+    "planning": {"columns", "planning.*", "processor"},
     "transformers": {"integrations.processors", "integrations.transformers"},
     "serving": {"integrations.prometheus", "serving.*"},
     "vLLM": {"integrations.draft_chain", "integrations.vllm.*"},
