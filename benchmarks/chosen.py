@@ -29,7 +29,7 @@ from polyspec_ext.cli import options
 from polyspec_ext.drafters.eagle import Eagle
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelOutput
 from polyspec_ext.ops import verification
-from polyspec_ext.planning.theory import Acceptance, ConstantSeconds, expectation
+from polyspec_ext.planning.theory import Acceptance, constant_seconds, expectation
 from polyspec_ext.quantization import quantize_w4
 
 PLAIN, EAGER = "plain decoding", "plain decoding, no graphs"
@@ -156,7 +156,7 @@ class Row:
             return row
         levels = self.output.stats.levels
         if self.acceptance:
-            ones = ConstantSeconds([1.0] * (len(self.acceptance) + 1))
+            ones = constant_seconds(*[1.0] * (len(self.acceptance) + 1))
             accept = Acceptance.constant(*self.acceptance)
             expected = expectation(self.chain.window, self.chain.rounds, accept, ones).length
             length = levels[0].mean_acceptance_length

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
+import functools
 import inspect
 import itertools
 import json
@@ -27,19 +29,13 @@ _UNTIDIED = re.compile(r"(?: n? ?'?|'| '[rv])$")
 
 
 class ChatPrompt(NamedTuple):
-    """The prompt of a conversation.
-
-    Attributes:
-        text: the conversation in the template's form, up to the beginning of the answer.
-        input_ids: tokens of `text`.
-    """
+    """A conversation in the template's form, up to the beginning of the answer, and its tokens."""
 
     text: str
     input_ids: list[int]
 
 
 def has_template(tokenizer: Any) -> bool:
-    """Return whether a tokenizer of transformers has a chat template."""
     return bool(getattr(tokenizer, "chat_template", None))
 
 
@@ -60,12 +56,11 @@ def chat_text(
     the next answer. It has the content of every message.
 
     Args:
-        tokenizer: of transformers, with a chat template. If it has several, its "default" is used,
-            or "tool_use" with tools.
+        tokenizer: of transformers. If it has several templates, its "default" is used, or
+            "tool_use" with tools.
         messages: the oldest first, each a mapping with "role" and "content", strings, and other
             fields that the template reads, for example "tool_calls", with which "content" may be
             None. The role "developer" counts as "system" where the template does not know it.
-        system: a system prompt before the messages.
         variables: variables of the template, for example "tools" and "enable_thinking".
 
     Raises:
@@ -159,22 +154,19 @@ def _with_arguments(
         return value
 
     try:
-        calls = {n: parsed(message.get("tool_calls")) for n, message in enumerate(conversation)}
+        other = [
+            {key: parsed(value) if key == "tool_calls" else value for key, value in message.items()}
+            for message in conversation
+        ]
     except ValueError:  # no JSON
         texts.clear()
     if not texts:
         return conversation, text_of(conversation)
-    try:
+    with contextlib.suppress(ValueError):
         text = text_of(conversation)
         if not any(json.dumps(value, ensure_ascii=False) in text for value in texts):
             return conversation, text
-    except ValueError:
-        pass
-    conversation = [
-        {**message, "tool_calls": calls[n]} if message.get("tool_calls") else message
-        for n, message in enumerate(conversation)
-    ]
-    return conversation, text_of(conversation)
+    return other, text_of(other)
 
 
 def _require_contents(
@@ -233,12 +225,8 @@ def _name(number: int, system: bool) -> str:
 def prompt_of_text(
     tokenizer: Any, text: str, system: str | None = None, raw: bool = False
 ) -> ChatPrompt:
-    """Return the prompt for an answer to `text`, through the chat template if there is a template.
-
-    Args:
-        tokenizer: of transformers.
-        system: a system prompt before the text.
-        raw: leave out the template.
+    """Return the prompt for an answer to `text`, through the chat template if there is a template
+    and not `raw`.
 
     Raises:
         ValueError: no token; or a system prompt without a template, or refused by the template.
@@ -261,19 +249,12 @@ def ends_of_turn(tokenizer: Any, level: Any) -> list[int]:
 
 
 class FittedPrompt(NamedTuple):
-    """A prompt that leaves room for an answer.
-
-    Attributes:
-        prompt: prompt of the messages that fit.
-        left_out: number of the oldest messages that were left out.
-        limit: maximum tokens of the answer.
-        context: maximum tokens of prompt and answer; None: no limit.
-    """
+    """A prompt of the messages that leave room for an answer."""
 
     prompt: ChatPrompt
-    left_out: int
-    limit: int
-    context: int | None
+    left_out: int  # the oldest messages
+    limit: int  # maximum tokens of the answer
+    context: int | None  # maximum tokens of prompt and answer; None: no limit
 
 
 def fitted_prompt(
@@ -304,20 +285,18 @@ def fitted_prompt(
         if roles[number] == "user" != roles[number - 1]
     ]
     cuts = [begin, *questions]
-    prompts = {0: prompt}
+
+    @functools.cache
+    def prompt_from(number: int) -> ChatPrompt:
+        rest = [*conversation[:begin], *conversation[cuts[number] :]]
+        return _tokenized(tokenizer, text_of(rest)) if number else prompt
 
     def fits(number: int) -> bool:
-        if number not in prompts:
-            rest = [*conversation[:begin], *conversation[cuts[number] :]]
-            prompts[number] = _tokenized(tokenizer, text_of(rest))
-        return len(prompts[number].input_ids) + limit <= context
+        return len(prompt_from(number).input_ids) + limit <= context
 
     last = len(cuts) - 1
-    few = 0
-    if not fits(0):
-        few = min(1 + bisect.bisect_left(range(1, last), True, key=fits), last)
-        fits(few)  # also writes the prompt
-    prompt = prompts[few]
+    few = 0 if fits(0) else min(1 + bisect.bisect_left(range(1, last), True, key=fits), last)
+    prompt = prompt_from(few)
     room = context - len(prompt.input_ids)
     if room < 1:
         raise ValueError(
@@ -330,11 +309,7 @@ def fitted_prompt(
 def texts_after(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[str]:
     """Return the text of each token directly after the tokens `before`, with special tokens. Alone,
     a token of SentencePiece kinds loses its leading space. The text of a part of a character is
-    U+FFFD.
-
-    Args:
-        tokenizer: of transformers.
-    """
+    U+FFFD."""
     context = list(before[-_WINDOW:])
     front = str(tokenizer.decode(context))
     texts = []
@@ -352,9 +327,6 @@ class TextDecoder:
     delayed: unfinished characters, runs of byte tokens and, if the tokenizer cleans up spaces,
     spaces before a possible contraction or punctuation. If a tokenizer changes other text, the
     pieces continue after the common prefix of both texts.
-
-    Attributes:
-        tokens: tokens so far.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -382,7 +354,9 @@ class TextDecoder:
         if self._in_bytes or len(self.tokens) < self._due:
             return ""
         text = self.decoded(self._begin)
-        piece = self._show(text[: self._num_settled(text)])
+        settled = len(text.rstrip("\ufffd"))  # the text of unfinished characters
+        untidied = _UNTIDIED.search(text, 0, settled) if self._tidies else None
+        piece = self._show(text[: settled if untidied is None else untidied.start()])
         size = len(self.tokens) - self._begin
         if size >= 2 * _WINDOW and not self._move_window(text):
             self._due = len(self.tokens) + size // 4  # all decodes together stay linear
@@ -395,11 +369,6 @@ class TextDecoder:
     def decoded(self, begin: int, end: int | None = None) -> str:
         """Return the text of a span of tokens, without special tokens."""
         return str(self._tokenizer.decode(self.tokens[begin:end], skip_special_tokens=True))
-
-    def _num_settled(self, text: str) -> int:
-        settled = len(text.rstrip("\ufffd"))  # the text of unfinished characters
-        untidied = _UNTIDIED.search(text, 0, settled) if self._tidies else None
-        return settled if untidied is None else untidied.start()
 
     def _show(self, text: str) -> str:
         if self._shown.startswith(text):
@@ -424,13 +393,8 @@ class TextDecoder:
 class StopStrings:
     """A streaming decoder like `TextDecoder` that ends at a stop string: the first complete stop
     string; of several with the same end, the longest. The word of a special token, which the text
-    leaves out, is a stop string as well.
-
-    Text that may begin a stop string is delayed until it cannot.
-
-    Args:
-        tokenizer: of transformers.
-        stops: stop strings, not empty; an empty sequence: the whole text.
+    leaves out, is a stop string as well. Text that may begin a stop string is delayed until it
+    cannot.
 
     Raises:
         ValueError: a stop string is empty, or has a special token beside other text.
@@ -511,12 +475,9 @@ class StopStrings:
         return 0
 
     def _num_tokens_of(self, text: str) -> int:
-        decoder = self._decoder  # the least number of tokens with a text that begins with `text`
-        return bisect.bisect_left(
-            range(len(decoder.tokens)),
-            True,
-            key=lambda count: decoder.decoded(0, count).startswith(text),
-        )
+        decoded = self._decoder.decoded  # the least number of tokens whose text begins with `text`
+        counts = range(len(self._decoder.tokens))
+        return bisect.bisect_left(counts, True, key=lambda n: decoded(0, n).startswith(text))
 
 
 def _conversation(messages: Sequence[Mapping[str, Any]]) -> _Conversation:

@@ -20,11 +20,6 @@ import torch
 from . import arguments
 from .sampling import MaskSource, Words, masked, stacked
 
-_MISSING = (
-    "grammars need the package llguidance, which is not installed; install it with: "
-    "pip install polyspec_ext[grammar], or pip install llguidance"
-)
-
 # Tokenizers in llguidance's form (up to a second each), by tokenizer and vocabulary size.
 _TOKENIZERS: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
@@ -38,7 +33,7 @@ class Grammar:
     Args:
         source: a grammar in llguidance's form, usually from a class method.
         tokenizer: the target's fast tokenizer of transformers.
-        name: name of the argument in messages.
+        name: of the argument in messages.
 
     Raises:
         ImportError: llguidance is missing; says how to install it.
@@ -74,7 +69,6 @@ class Grammar:
         """Compile a JSON schema, as a mapping or as JSON text.
 
         Args:
-            tokenizer: as for `Grammar`.
             whitespace: allow white space between the elements, at most 20 characters in a row,
                 since some models would write it without end; False: none.
 
@@ -138,9 +132,7 @@ class GrammarMatcher(MaskSource):
     new tokens.
 
     Args:
-        start: llguidance's matcher at the empty text.
-        known: ids that `start` takes for the end of a text.
-        eos, prompt_length: as for `Grammar.for_request`.
+        start: llguidance's matcher at the empty text; it takes the ids `known` for its end.
     """
 
     def __init__(
@@ -176,9 +168,12 @@ class GrammarMatcher(MaskSource):
                 matched = self._move(text[:length], min(matched, length))
             if self._reason:
                 return [*masks, _NOTHING, *[None] * (end - length)]
-            masks.append(
-                self._masks[length] if length <= matched else self._mask_behind_end(text[:length])
-            )
+            if length <= matched:
+                masks.append(self._masks[length])
+                continue
+            # Only EOS is allowed after an EOS of a complete text.
+            ended = self._eos.issuperset(text[len(self._tokens) : length])
+            masks.append(_mask_of(self._eos) if ended and self._matcher.is_accepting() else None)
         return masks
 
     def forced(self, prefix: Sequence[int], most: int) -> list[int]:
@@ -192,8 +187,7 @@ class GrammarMatcher(MaskSource):
         return list(itertools.takewhile(lambda token: token not in self._eos, tokens))
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int = 0) -> torch.Tensor:
-        """Return the logits with -inf at forbidden ids; arguments as for `LogitsProcessors.apply`,
-        `row` is unused."""
+        """Return the logits with -inf at forbidden ids, as `LogitsProcessors.apply`."""
         return masked(logits, stacked(self.masks(prefix.tolist(), len(logits)), logits.shape[1]))
 
     def forbidding(self, prefix: Sequence[int]) -> dict[str, str]:
@@ -202,12 +196,8 @@ class GrammarMatcher(MaskSource):
         return {"grammar": self._reason and f"llguidance: {self._reason}"}
 
     def _move(self, text: list[int], matched: int) -> int:
-        """Move the matcher to the end of `text`, or of its valid tokens; return the number of
-        consumed tokens.
-
-        Args:
-            matched: length of the common prefix of `text` and the consumed tokens.
-        """
+        """Move the matcher from the common prefix of `matched` tokens to the end of `text`, or of
+        its valid tokens; return the number of consumed tokens."""
         if len(self._tokens) > matched:
             self._matcher.rollback(len(self._tokens) - matched)
             del self._tokens[matched:], self._masks[matched + 1 :]
@@ -224,13 +214,6 @@ class GrammarMatcher(MaskSource):
             self._matcher = self._start.deep_copy()
             self._tokens, self._masks = [], [None]
         return len(self._tokens)
-
-    def _mask_behind_end(self, text: list[int]) -> Words | None:
-        # Only EOS is allowed after an EOS of a complete text.
-        rest = text[len(self._tokens) :]
-        if not self._matcher.is_accepting() or not self._eos.issuperset(rest):
-            return None
-        return _mask_of(self._eos)
 
     def _current_mask(self) -> Words:
         # An id that ends the request is allowed only after a complete text.
@@ -267,12 +250,14 @@ def _llguidance() -> Any:
     try:
         import llguidance
     except ImportError as error:
-        raise ImportError(_MISSING) from error
+        raise ImportError(
+            "grammars need the package llguidance, which is not installed; install it with: "
+            "pip install polyspec_ext[grammar], or pip install llguidance"
+        ) from error
     return llguidance
 
 
 def _tokenizer(tokenizer: Any) -> Any:
-    """Return a tokenizer in llguidance's form."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         actual = arguments.shown(tokenizer)
         raise TypeError(f"tokenizer: expected a fast tokenizer of transformers, given {actual}")

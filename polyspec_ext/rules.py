@@ -94,7 +94,7 @@ class LogitsRules:
 
 
 class RowRules:
-    """`LogitsRules` of a request; arguments as for `LogitsRules.for_request`."""
+    """`LogitsRules` of a request, as `LogitsRules.for_request` makes them."""
 
     def __init__(
         self, rules: LogitsRules, prompt_length: int, eos: Collection[int], vocab_size: int
@@ -152,8 +152,7 @@ class RowRules:
     def _penalise(self, scores: torch.Tensor, prefix: torch.Tensor, first: int) -> None:
         """Penalise tokens of the text before each row, `first` tokens for the first row. Only the
         logits of the text's tokens are read and written."""
-        rules, count = self._rules, len(scores)
-        repeats = self._repeats
+        rules, count, repeats = self._rules, len(scores), self._repeats
         counts = rules.frequency_penalty != 0 or rules.presence_penalty != 0
         begin = 0 if repeats != 1 else self._prompt_length
         if (repeats == 1 and not counts) or begin >= len(prefix):
@@ -162,8 +161,7 @@ class RowRules:
         ids = prefix[at].expand(count, -1)
         seen = at < first + torch.arange(count, device=at.device)[:, None]
 
-        def often(tokens: torch.Tensor) -> torch.Tensor:
-            """Return ``[k, n]``, the occurrences of each position's token before row k."""
+        def often(tokens: torch.Tensor) -> torch.Tensor:  # [k, n], before row k
             sums = torch.zeros_like(scores).scatter_add_(1, ids, tokens.to(torch.float32))
             return sums.gather(1, ids)
 
@@ -193,10 +191,8 @@ class RowRules:
 
 def _biases(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise TypeError(
-            "logit_bias: expected a mapping from ids to numbers in [-100, 100], given "
-            f"{arguments.shown(value)}"
-        )
+        expected = "logit_bias: expected a mapping from ids to numbers in [-100, 100]"
+        raise TypeError(f"{expected}, given {arguments.shown(value)}")
     ids = arguments.integers("logit_bias", list(value))
     biases = [arguments.between("logit_bias", bias, -100.0, 100.0) for bias in value.values()]
     return dict(zip(ids, biases, strict=True))

@@ -31,103 +31,76 @@ def make_parser() -> argparse.ArgumentParser:
         prog=script if script == "polyspec" else "python -m polyspec_ext",
         description="Lossless polybasic speculative decoding.",
     )
-    parser.add_argument(
-        "--version", action=_Version, nargs=0, help="show the versions that matter, and exit"
-    )
+    text = "show the versions that matter, and exit"
+    parser.add_argument("--version", action=_Version, nargs=0, help=text)
     parser.set_defaults(run=help_of(parser))
     commands = parser.add_subparsers(metavar="COMMAND")
-    _add_generate(
-        commands.add_parser(
-            "generate",
-            help="continue a prompt, or several at once",
-            description="Answer or continue prompts with the target's distribution. If its "
-            "tokenizer has a chat template, a prompt is a question and goes through it; else, or "
-            "with --raw, it is continued as it is.",
-        )
-    )
-    _add_chat(
-        commands.add_parser(
-            "chat",
-            help="a conversation on the terminal",
-            description="Talk with a chain whose target's tokenizer has a chat template. Answers "
-            "stream; statistics follow each on standard error. Pasted lines are one message. "
-            "/help lists the commands. Tokens in the caches are not read again. Turns for which "
-            "the context has no room are left out, the oldest first.",
-        )
-    )
-    _add_plan(
-        commands.add_parser(
-            "plan",
-            help="which chain of models decodes your prompts fastest on this machine",
-            description="Measure levels and acceptances on prompts, predict every chain of them by "
-            "the renewal model, and recommend one, or none. Without --target: the shipped models.",
-        )
-    )
-    _add_serve(
-        commands.add_parser(
-            "serve",
-            help="an endpoint with OpenAI's API, and a page to chat on",
-            description="Answer requests of OpenAI's completions and chat completions API with a "
-            "chain. A page to chat on is at /, metrics for Prometheus are at /metrics. SIGTERM and "
-            "Ctrl-C finish what runs, a second time end at once.",
-        )
-    )
+    for name, add_options, about in (
+        ("generate", add_generate, "continue a prompt, or several at once"),
+        ("chat", add_chat, "a conversation on the terminal"),
+        ("plan", add_plan, "which chain of models decodes your prompts fastest on this machine"),
+        ("serve", add_serve, "an endpoint with OpenAI's API, and a page to chat on"),
+    ):
+        sub = commands.add_parser(name, help=about, description=add_options.__doc__)
+        add_options(sub)
+        sub.set_defaults(run=partial(_later, name))
     return parser
 
 
-def _add_generate(sub: argparse.ArgumentParser) -> None:
+# Docstrings of the functions below are the descriptions of the commands.
+
+
+def add_generate(sub: argparse.ArgumentParser) -> None:
+    """Answer or continue prompts with the target's distribution. If its tokenizer has a chat
+    template, a prompt is a question and goes through it; else, or with --raw, it is continued as
+    it is."""
     sub.add_argument("prompt", nargs="+", type=options.prompt, help="text; '-' reads it from stdin")
     options.share(sub, "--raw", "--show-levels", "--system", "--verbose")
-    for name, text in (
-        ("--json", "one JSON object instead of streamed text; of several prompts, with their "
-         "requests"),
-        ("--stats", "a table of every level's work and acceptance at the end"),
-        ("--auto", "the chain of these models, their copies and drafters without a model that "
-         "`plan` recommends for the prompts; planned once, and kept"),
-    ):  # fmt: skip
-        options.add_flag(sub, name, text)
+    text = "one JSON object instead of streamed text; of several prompts, with their requests"
+    options.add_flag(sub, "--json", text)
+    text = "a table of every level's work and acceptance at the end"
+    options.add_flag(sub, "--stats", text)
+    text = (
+        "the chain of these models, their copies and drafters without a model that `plan` "
+        "recommends for the prompts; planned once, and kept"
+    )
+    options.add_flag(sub, "--auto", text)
     options.add_chain_options(sub)
     options.add_sampling_options(sub)
     options.add_count(sub, "--n", 1, "texts for each prompt")
-    sub.set_defaults(run=partial(_later, "generate"))
 
 
-def _add_chat(sub: argparse.ArgumentParser) -> None:
+def add_chat(sub: argparse.ArgumentParser) -> None:
+    """Talk with a chain whose target's tokenizer has a chat template. Answers stream; statistics
+    follow each on standard error. Pasted lines are one message. /help lists the commands. Tokens
+    in the caches are not read again. Turns for which the context has no room are left out, the
+    oldest first."""
     options.share(sub, "--system", "--verbose", "--show-levels")
     text = "a table of every level's work and acceptance behind each answer, instead of a line"
     options.add_flag(sub, "--stats", text)
     options.add_chain_options(sub)
     options.add_sampling_options(sub)
-    sub.set_defaults(run=partial(_later, "chat"))
 
 
-def _add_plan(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "prompt",
-        nargs="*",
-        type=options.prompt,
-        help="text, read as by generate (default: six built-in questions)",
-    )
+def add_plan(sub: argparse.ArgumentParser) -> None:
+    """Measure levels and acceptances on prompts, predict every chain of them by the renewal model,
+    and recommend one, or none. Without --target: the shipped models."""
+    text = "text, read as by generate (default: six built-in questions)"
+    sub.add_argument("prompt", nargs="*", type=options.prompt, help=text)
     options.share(sub, "--raw")
     models = sub.add_argument_group("models")
     models.add_argument("--target", metavar="MODEL", help="model directory or id")
-    models.add_argument(
-        "--draft",
-        metavar="MODEL",
-        action="append",
-        default=[],
-        help="a smaller model, or a drafter's word, as 'prompt-lookup' or 'suffix'; may be "
-        "repeated, the plan chooses among them",
+    text = (
+        "a smaller model, or a drafter's word, as 'prompt-lookup' or 'suffix'; may be "
+        "repeated, the plan chooses among them"
     )
-    options.add_flag(
-        models,
-        "--only",
-        "plan with these alone, and not with 4-bit copies of them, drafts with fewer ids, prompt "
-        "lookup and suffixes as well",
+    models.add_argument("--draft", metavar="MODEL", action="append", default=[], help=text)
+    text = (
+        "plan with these alone, and not with 4-bit copies of them, drafts with fewer ids, "
+        "prompt lookup and suffixes as well"
     )
-    models.add_argument(
-        "--pack", choices=tuple(options.SWITCHES), default="auto", help="(default: %(default)s)"
-    )
+    options.add_flag(models, "--only", text)
+    options.share(models, "--pack")
     group = sub.add_argument_group("requests")
     options.add(group, "--max-new-tokens", options.integer(2), 128, "N")
     options.add(group, "--batch", options.COUNT, 1, "B")
@@ -144,16 +117,14 @@ def _add_plan(sub: argparse.ArgumentParser) -> None:
     options.share(work, "--threads", "--measure-again")
     options.add_flag(sub, "--json", "one JSON object instead of tables")
     options.add_flag(sub, "--verbose", "also rates of decoding and the measurements")
-    sub.add_argument(
-        "--save",
-        type=Path,
-        metavar="FILE",
-        help="write the recommended chain, for --chain of generate and chat and Chain.from_plan",
-    )
-    sub.set_defaults(run=partial(_later, "plan"))
+    text = "write the recommended chain, for --chain of generate and chat and Chain.from_plan"
+    sub.add_argument("--save", type=Path, metavar="FILE", help=text)
 
 
-def _add_serve(sub: argparse.ArgumentParser) -> None:
+def add_serve(sub: argparse.ArgumentParser) -> None:
+    """Answer requests of OpenAI's completions and chat completions API with a chain. A page to chat
+    on is at /, metrics for Prometheus are at /metrics. SIGTERM and Ctrl-C finish what runs, a
+    second time end at once."""
     sub.add_argument("model", nargs="?", metavar="TARGET", help="as --target")
     group = sub.add_argument_group("server")
     several: dict[str, Any] = {"action": "append", "default": []}
@@ -179,7 +150,6 @@ def _add_serve(sub: argparse.ArgumentParser) -> None:
     options.add(group, "--timeout", options.number(0), 600.0, "S", "seconds of a request")
     options.add_flag(group, "--verbose", "a line for each request on stderr")
     options.add_chain_options(sub)
-    sub.set_defaults(run=partial(_later, "serve"))
 
 
 def _later(command: str, args: argparse.Namespace) -> int:
@@ -190,13 +160,7 @@ def _later(command: str, args: argparse.Namespace) -> int:
 class _Version(argparse.Action):
     """Print versions, which are looked up when asked for."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
         from importlib import metadata
 
         ours, *others = map(metadata.version, ("polyspec_ext", "torch", "transformers"))
@@ -207,9 +171,6 @@ class _Version(argparse.Action):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status. Bad input: a line on stderr and status 2."""
     return run_command(make_parser(), arguments)
-
-
-# ---- running -------------------------------------------------------------------------------------
 
 
 def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> int:

@@ -185,7 +185,6 @@ def require_text(asked: Sequence[str]) -> None:
 
 
 def show_prompt(prompt: ChatPrompt) -> None:
-    """Print a prompt as the target reads it, for ``--verbose``."""
     print(f"prompt of {len(prompt.input_ids)} tokens:\n{prompt.text}", file=sys.stderr)
 
 
@@ -193,27 +192,21 @@ def print_text(
     tokens: Iterable[int],
     tokenizer: Any,
     stops: Sequence[str] = (),
-    shown: Callable[[str, int], str] = lambda piece, number: piece,
+    colours: Callable[[str, int], str] | None = None,
 ) -> str:
-    """Print a text up to a stop string while its tokens are generated, and return it.
-
-    Args:
-        shown: maps a piece of text, and the number of its completing token, to the printed form.
-    """
+    """Print a text up to a stop string while its tokens are generated, and return it; `colours`:
+    of a piece of text with the number of its last token."""
     reader = StopStrings(tokenizer, stops)
     for number, token in enumerate(tokens):
-        print(shown(reader.add(token), number), end="", flush=True)
+        piece = reader.add(token)
+        print(piece if colours is None else colours(piece, number), end="", flush=True)
     print(reader.rest(), flush=True)
     return reader.text
 
 
 class Colours:
-    """Show pieces of a text in the colour of the level that proposed them (``--show-levels``).
-
-    Args:
-        chain: generates the text; its engine traces from now on.
-        batch: running batch of a single row.
-    """
+    """Show pieces of the text of a batch of one row in the colour of the level that proposed them
+    (``--show-levels``). The engine of `chain` traces from now on."""
 
     # For the drafter and the levels above it; the target's tokens have no colour.
     _CODES = (("green", "32"), ("cyan", "36"), ("yellow", "33"), ("magenta", "35"))
@@ -269,12 +262,10 @@ def run(args: argparse.Namespace) -> int:
     if len(requests) == 1 and not args.json:
         reader = StopStrings(tokenizer, stop) if stop else None
         stream = Stream(chain.begin(requests), reader)
-        if args.show_levels:
-            colours = Colours(chain, stream.batch)
-            print_text(stream, tokenizer, args.stop or (), colours)
+        colours = Colours(chain, stream.batch) if args.show_levels else None
+        print_text(stream, tokenizer, stop or (), colours)
+        if colours is not None:
             print(columns.wrapped(colours.legend), file=sys.stderr)
-        else:
-            print_text(stream, tokenizer, args.stop or ())
         seeds, stats = stream.seeds, stream.stats
     else:
         out = chain.complete(requests, [request.tokens for request in requests], stop=stop)
@@ -306,13 +297,10 @@ def _stdin() -> str:
 
 def _answers(out: Output, prompts: list[ChatPrompt], tokenizer: Any) -> list[dict[str, Any]]:
     """Return the answers as JSON objects, in the order of the prompts."""
-    answers = []
     texts = out.stopped_text or [
         tokenizer.decode(tokens, skip_special_tokens=True) for tokens in out.new_tokens
     ]
-    rows = zip(prompts, texts, out.new_tokens, out.finish_reasons, out.seeds, strict=True)
-    names = ("prompt", "text", "tokens", "finish_reason", "seed")
-    for (prompt, *values), stats in zip(rows, out.requests, strict=True):
-        answer = dict(zip(names, [prompt.text, *values], strict=True))
-        answers.append({**answer, "stats": stats.to_dict()})
-    return answers
+    names = ("prompt", "text", "tokens", "finish_reason", "seed", "stats")
+    fronts, stats = [p.text for p in prompts], [s.to_dict() for s in out.requests]
+    columns_ = (fronts, texts, out.new_tokens, out.finish_reasons, out.seeds, stats)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns_, strict=True)]

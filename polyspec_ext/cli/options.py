@@ -141,6 +141,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "(default: torch's own choice)",
     },
     "--device": {"choices": ("cpu", "cuda"), "default": "cpu", "help": "(default: cpu)"},
+    "--pack": {"choices": tuple(SWITCHES), "default": "auto", "help": "(default: %(default)s)"},
     "--temperature": {"type": number(0), "default": 0.0, "metavar": "T", "help": "(default: 0.0)"},
     "--seed": {"type": SEED, "default": 0, "metavar": "S", "help": "(default: 0)"},
     "--measure-again": {

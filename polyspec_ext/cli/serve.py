@@ -23,11 +23,10 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"target: expected one target, given {args.model} and {args.target}")
     args.target = args.model if args.target is None else args.target
     from ..serving import Server
-    from ..serving.api import Endpoint, Limits, require_extra
     from .generate import build_chain, tokenizer_of
 
     try:
-        require_extra()
+        from ..serving.api import Endpoint, Limits
     except ImportError as error:
         raise RuntimeError(str(error)) from error
     key = os.environ.get(API_KEY) if args.api_key is None else args.api_key

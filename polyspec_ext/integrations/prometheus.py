@@ -13,23 +13,18 @@ Names follow vLLM's, with this package's prefix; the labels ``level`` (1 is the 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..stats import LevelStats, Stats, merge
+from ..stats import Stats, merge
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-__all__ = ["RequestCollector", "prometheus_text"]
-
-_MISSING = (
-    "Prometheus metrics need the package prometheus-client; install it with: "
-    "pip install prometheus-client"
-)
-
+_NAME = "polyspec_spec_decode"
 # Counters of a level: attribute and help text.
 _LEVEL = (
     ("num_forward_passes", "Forward passes while decoding."),
@@ -64,20 +59,19 @@ class RequestCollector:
     """A collector of prometheus-client over the requests passed to `add`. Threads may add and
     scrape at the same time.
 
-    Args:
-        namespace: prefix of every name.
-
     Raises:
         ImportError: prometheus-client is missing; says how to install it.
     """
 
-    def __init__(self, namespace: str = "polyspec") -> None:
+    def __init__(self) -> None:
         try:
             from prometheus_client import core
         except ImportError as error:
-            raise ImportError(_MISSING) from error
+            raise ImportError(
+                "Prometheus metrics need the package prometheus-client; install it with: "
+                "pip install prometheus-client"
+            ) from error
         self._core = core
-        self._namespace = namespace
         self._lock = threading.Lock()
         # In total, and by level and model of all chains. One assignment replaces both (interrupts).
         self._sums: tuple[Stats, dict[tuple[str, str], Stats]] = Stats([], num_requests=0), {}
@@ -103,64 +97,28 @@ class RequestCollector:
         counter, labels = self._core.CounterMetricFamily, ["level", "model"]
         for name, text in _TOTALS:
             # Clocks are read at different times, so differences may be slightly below 0.
-            yield counter(f"{self._namespace}_{name}", text, value=max(0, getattr(total, name)))
+            yield counter(f"polyspec_{name}", text, value=max(0, getattr(total, name)))
         for name, text in _LEVEL:
             # "..._seconds" alone is taken by the totals.
-            full = f"{self._namespace}_level_{name}" if "seconds" in name else self._name(name)
+            full = f"polyspec_level_{name}" if "seconds" in name else f"{_NAME}_{name}"
             family = counter(full, text, labels=labels)
             for key, level in levels.items():
                 family.add_metric(key, getattr(level, name))
             yield family
         for name, text in _LEVEL_POSITIONS:
-            family = counter(self._name(name), text, labels=[*labels, "position"])
+            family = counter(f"{_NAME}_{name}", text, labels=[*labels, "position"])
             for key, level in levels.items():
                 for position, count in enumerate(getattr(level, name)):
                     family.add_metric([*key, str(position)], count)
             yield family
-        family = self._core.HistogramMetricFamily(
-            self._name("accepted_tokens_per_draft"),
-            "Draft tokens accepted of a block.",
-            labels=labels,
-        )
+        name, text = f"{_NAME}_accepted_tokens_per_draft", "Draft tokens accepted of a block."
+        family = self._core.HistogramMetricFamily(name, text, labels=labels)
         for key, level in levels.items():
             if level.num_drafts:
-                family.add_metric(key, _buckets(level), level.num_accepted_tokens)
+                below = list(itertools.accumulate(level.acceptance_histogram))
+                buckets = [(str(float(n)), float(count)) for n, count in enumerate(below)]
+                family.add_metric(key, [*buckets, ("+Inf", below[-1])], level.num_accepted_tokens)
         yield family
-
-    def _name(self, name: str) -> str:
-        return f"{self._namespace}_spec_decode_{name}"
-
-
-def _buckets(level: LevelStats) -> list[tuple[str, float]]:
-    below, buckets = 0, []
-    for accepted, blocks in enumerate(level.acceptance_histogram):
-        below += blocks
-        buckets.append((str(float(accepted)), float(below)))
-    return [*buckets, ("+Inf", float(below))]
-
-
-def prometheus_text(*requests: Stats, namespace: str = "polyspec") -> str:
-    """Return finished requests in Prometheus's text format.
-
-    Args:
-        requests: ``out.stats`` of each call.
-
-    Raises:
-        ImportError: prometheus-client is missing; says how to install it.
-    """
-    collector = RequestCollector(namespace)
-    for stats in requests:
-        collector.add(stats)
-    registry = collector._core.CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    return _text(registry)
-
-
-def _text(registry: Any) -> str:
-    from prometheus_client import generate_latest
-
-    text: bytes = generate_latest(registry)
-    return text.decode()
 
 
 # ---- an endpoint ---------------------------------------------------------------------------------
@@ -187,17 +145,13 @@ _COUNTERS = {
 
 
 class Metrics:
-    """Metrics of an endpoint: vLLM's, and those of `RequestCollector` for each level.
-
-    Args:
-        model: name that labels every series of vLLM's.
-        server: the `Server` that runs the requests.
-    """
+    """Metrics of the endpoint of a `Server`: vLLM's, labelled with the name `model`, and those of
+    `RequestCollector` for each level."""
 
     def __init__(self, model: str, server: Any) -> None:
         import prometheus_client as client  # of the extra `server`
 
-        self._registry = client.CollectorRegistry()
+        self._client, self._registry = client, client.CollectorRegistry()
         self._levels = RequestCollector()
         self._registry.register(self._levels)
 
@@ -225,13 +179,8 @@ class Metrics:
         self._positions = series(client.Counter, name, text, "position")
 
     def tokens(self, count: int, seconds: float, first: bool) -> None:
-        """Count tokens that arrived together.
-
-        Args:
-            count: >= 1.
-            seconds: since the tokens before, or, of the `first`, since the request's arrival.
-            first: of the request.
-        """
+        """Count tokens that arrived together, `seconds` after the tokens before; the `first` of a
+        request, after its arrival."""
         self._counters["generation_tokens"].inc(count)
         if first:
             self._histograms["time_to_first_token_seconds"].observe(seconds)
@@ -242,14 +191,8 @@ class Metrics:
     def finished(
         self, reason: str, prompt: int, new: int, seconds: float, stats: Stats | None
     ) -> None:
-        """Count a request that has ended.
-
-        Args:
-            reason: `Event.finish_reason`.
-            prompt, new: tokens of the prompt and of the answer.
-            seconds: from arrival to end.
-            stats: None where the request did not run to its end.
-        """
+        """Count a request that has ended by `reason` (`Event.finish_reason`) after `seconds`, with
+        `prompt` and `new` tokens; `stats`: None where it did not run to its end."""
         self._reasons.labels(self._model, reason).inc()
         for name, value in (
             ("e2e_request_latency_seconds", seconds),
@@ -272,4 +215,5 @@ class Metrics:
 
     def text(self) -> str:
         """Return all series in Prometheus's text format."""
-        return _text(self._registry)
+        text: bytes = self._client.generate_latest(self._registry)
+        return text.decode()

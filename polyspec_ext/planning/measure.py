@@ -59,12 +59,8 @@ _Prompt = TypeVar("_Prompt", bound=Sequence[int])
 
 @dataclass(frozen=True)
 class Workload:
-    """The requests of a plan.
-
-    Attributes:
-        seed: seed of the first measured call.
-        batch: prompts per call.
-    """
+    """The requests of a plan, in calls of `batch` prompts; `seed` is that of the first measured
+    call."""
 
     max_new_tokens: int = 128
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
@@ -124,16 +120,16 @@ class Part:
     @property
     def trees(self) -> bool:
         """Whether it drafts trees: their verification is timed apart from that of blocks."""
-        return not self.model and bool(getattr(self._capabilities, "trees", False))
+        return self._drafts("trees")
 
     @property
     def reads_states(self) -> bool:
         """Whether it drafts from the hidden states of the level above."""
-        return not self.model and bool(getattr(self._capabilities, "hidden_layers", ()))
+        return self._drafts("hidden_layers")
 
-    @property
-    def _capabilities(self) -> Any:
-        return getattr(self.thing, "capabilities", None)
+    def _drafts(self, capability: str) -> bool:
+        capabilities = getattr(self.thing, "capabilities", None)
+        return not self.model and bool(getattr(capabilities, capability, None))
 
     def drafts_below(self, above: Part, target: Part) -> bool:
         """Return whether it can draft for the level `above`: trees need a level that verifies
@@ -177,51 +173,46 @@ def _vocabulary(thing: Any) -> int | None:
         return None
 
 
-@dataclass(frozen=True)
-class Loader:
-    """A loader of elements as `Part` objects; `batch`: rows of a call."""
+def load(thing: Any, name: str, above: Sequence[Any], pack: Switch) -> Part:
+    """Load an element of a chain below the elements `above`; `name` is for errors."""
+    thing = resolve(thing, Options(name, above, pack=pack))
+    named = str(getattr(thing, "name", type(thing).__name__))
+    return Part(thing, named, not is_drafter(thing))
 
-    pack: Switch
-    batch: int = 1
 
-    def part(self, thing: Any, name: str, above: Sequence[Any]) -> Part:
-        """Load an element."""
-        thing = resolve(thing, Options(name, above, pack=self.pack))
-        named = str(getattr(thing, "name", type(thing).__name__))
-        return Part(thing, named, not is_drafter(thing))
+def load_all(levels: Sequence[Any], pack: Switch) -> list[Part]:
+    """Load the `levels` of `ps.plan`."""
+    parts: list[Part] = []
+    for number, thing in enumerate(elements(levels)):
+        name, loads = f"levels[{number}]", isinstance(thing, str | Path)
+        if loads:
+            progress.note(f"plan: loading {thing}")
+        element = load(thing, name, [element.thing for element in parts], pack)
+        if not element.model and number == 0:
+            raise TypeError(f"{name}: expected a model, given {type(element.thing).__name__}")
+        parts.append(replace(element, word=str(thing)) if loads else element)
+    return _named(parts)
 
-    def parts(self, levels: Sequence[Any]) -> list[Part]:
-        """Load the `levels` of `ps.plan`."""
-        parts: list[Part] = []
-        for number, thing in enumerate(elements(levels)):
-            name, loads = f"levels[{number}]", isinstance(thing, str | Path)
-            if loads:
-                progress.note(f"plan: loading {thing}")
-            element = self.part(thing, name, [element.thing for element in parts])
-            if not element.model and number == 0:
-                raise TypeError(f"{name}: expected a model, given {type(element.thing).__name__}")
-            parts.append(replace(element, word=str(thing)) if loads else element)
-        return _named(parts)
 
-    def with_considered(
-        self, levels: Sequence[Any], parts: Sequence[Part], limit: float
-    ) -> list[Part]:
-        """Return `parts` of `levels`, and the `considered` elements that can be loaded; no loading
-        begins after `limit` seconds."""
-        parts, began = list(parts), time.perf_counter()
-        words = considered(levels)
-        for number, word in enumerate(words):
-            if time.perf_counter() - began > limit:
-                late = ", ".join(words[number:])
-                progress.note(f"plan: no time for {late}; more seconds are more time")
-                break
-            try:
-                progress.note(f"plan: making {word}")
-                element = self.part(word, word, [parts[0].thing])
-            except ValueError:  # nothing to quantise, or a target without a cache to share
-                continue
-            parts.append(replace(element, name=word if element.model else element.name, word=word))
-        return _named(parts)
+def with_considered(
+    levels: Sequence[Any], parts: Sequence[Part], pack: Switch, limit: float
+) -> list[Part]:
+    """Return `parts` of `levels`, and the `considered` elements that can be loaded; no loading
+    begins after `limit` seconds."""
+    parts, began = list(parts), time.perf_counter()
+    words = considered(levels)
+    for number, word in enumerate(words):
+        if time.perf_counter() - began > limit:
+            late = ", ".join(words[number:])
+            progress.note(f"plan: no time for {late}; more seconds are more time")
+            break
+        try:
+            progress.note(f"plan: making {word}")
+            element = load(word, word, [parts[0].thing], pack)
+        except ValueError:  # nothing to quantise, or a target without a cache to share
+            continue
+        parts.append(replace(element, name=word if element.model else element.name, word=word))
+    return _named(parts)
 
 
 def _named(parts: Sequence[Part]) -> list[Part]:
@@ -245,12 +236,11 @@ def pass_seconds(
     room for them. The levels begin another batch and are left in it.
 
     Args:
-        levels: timed in turns.
         widths: numbers of tokens of a pass, >= 1 each.
         repeats: number of turns, after an untimed turn.
         limit: seconds for each of `levels`; once they are over, the turns end after the second.
-        clock: seconds from any origin. None: wall time; if torch has a single thread, its processor
-            time, which does not run while other processes have the processor.
+        clock: None: wall time; if torch has a single thread, its processor time, which does not
+            run while other processes have the processor.
 
     Returns:
         by level and width, the seconds of the fastest pass: other processes only add time.
@@ -325,14 +315,13 @@ class Setting(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A measured call: tokens of its longest prompt, seconds, statistics, (tokens, seconds) of each
-    round, and new tokens of each prompt."""
+    """A measured call."""
 
-    longest: int
+    longest: int  # tokens of its longest prompt
     seconds: float
     stats: Stats
-    rounds: list[tuple[int, float]]
-    texts: list[list[int]]
+    rounds: list[tuple[int, float]]  # tokens and seconds of each
+    texts: list[list[int]]  # new tokens of each prompt
 
 
 @dataclass(frozen=True)
@@ -401,7 +390,6 @@ class Runner:
 
 
 def merged(calls: Sequence[Call]) -> Stats:
-    """Return the merged statistics of all calls."""
     return merge([call.stats for call in calls])
 
 
@@ -466,12 +454,11 @@ def times_of(samples: Iterable[tuple[int, float, int]]) -> Times:
 
 
 class Trial(NamedTuple):
-    """A run of a chain with its windows: measured over predicted seconds, relative standard error
-    of the tokens per second, and rounds of the target."""
+    """A run of a chain with its windows."""
 
-    factor: float
-    error: float
-    rounds: int
+    factor: float  # measured over predicted seconds
+    error: float  # relative standard error of the tokens per second
+    rounds: int  # of the target
 
 
 @dataclass
@@ -546,30 +533,20 @@ class Measured:
         weight = trial.rounds / (trial.rounds + _ALIKE)
         return weight * trial.factor + (1 - weight) * mean
 
+    def seconds(self, parts: Sequence[int], level: int, tokens: int) -> float:
+        """Return the seconds of a step of a chain, as `theory.Seconds`."""
+        if 1 < level == len(parts):
+            return self.draft[parts[-1]].at(tokens) + self.outside
+        pair = parts[level - 1], parts[min(level, len(parts) - 1)]
+        # (A level that verifies only trees has no other timed pass.)
+        trees = pair in self.trees and (tokens > 0 or (pair[0], 0) not in self.verify)
+        return self.verify[pair if trees else (pair[0], 0)].at(tokens) + self.outside
+
     def before(self, parts: Sequence[int]) -> Floats:
         """Return ``[G]``, prefill seconds of each call of a chain."""
         groups = batches(len(self.prompts), self.batch)
         longest = np.array(self.prompts)[groups].max(1).tolist()
         return np.array([sum(self.prefill[n].at(size) for n in parts) for size in longest])
-
-
-@dataclass(frozen=True)
-class MeasuredSeconds:
-    """Measured seconds of the steps of a chain, as `planning.PassSeconds`."""
-
-    measured: Measured
-    parts: Sequence[int]
-
-    def verify(self, level: int, pending: int) -> float:
-        pair = self.parts[level - 1], self.parts[min(level, len(self.parts) - 1)]
-        trees, verify = pair in self.measured.trees, self.measured.verify
-        # (A level that verifies only trees has no other timed pass.)
-        trees = trees and (pending > 0 or (pair[0], 0) not in verify)
-        times = verify[pair if trees else (pair[0], 0)]
-        return times.at(pending) + self.measured.outside
-
-    def draft(self, tokens: int) -> float:
-        return self.measured.draft[self.parts[-1]].at(tokens) + self.measured.outside
 
 
 def timed_settings(parts: Sequence[Part]) -> list[Setting]:
@@ -730,15 +707,20 @@ def _acceptances(
     apart = [n for n, level in enumerate(parts) if level.model and (n == 0 or level.reads_apart)]
     for prompt, new in texts:
         rows = {n: _distributions(parts[n].thing, vocab, prompt, new, request) for n in apart}
-        chosen = torch.tensor(new)
+        at = torch.tensor(new)[:, None]
         proposals = {
             n: _proposed(element.thing, prompt, new, request)
             for n, element in enumerate(parts)
             if not element.model and isinstance(element.thing, Drafter)
         }
         for upper, lower in pairs:
-            if lower in rows and upper in rows:
-                pieces[upper, lower].append(_agreement(rows[upper], rows[lower], chosen, upper))
+            if lower in rows and upper == 0:
+                p, q = (rows[n].gather(1, at)[:, 0].double() for n in (upper, lower))
+                # By rounding, a pass over a whole text may have another argmax than the original.
+                pieces[upper, lower].append((q / p.clamp_min(1e-30)).clamp_max(1).numpy())
+            elif lower in rows and upper in rows:
+                shared = torch.minimum(rows[upper], rows[lower]).sum(-1)
+                pieces[upper, lower].append(shared.double().numpy())
             elif upper in rows and (proposed := proposals.get(lower)) is not None:
                 pieces[upper, lower].append(_matches(proposed, rows[upper], new, upper))
     places = len(measured.remaining)
@@ -755,17 +737,6 @@ def _acceptances(
                 measured.trees.add(pair)
             if parts[pair[1]].model:  # which may also verify between two other levels
                 measured.accept[pair] = np.full(places, _share(rounds))
-
-
-def _agreement(
-    upper: torch.Tensor, lower: torch.Tensor, chosen: torch.Tensor, number: int
-) -> Floats:
-    if number > 0:
-        return np.asarray(torch.minimum(upper, lower).sum(-1).double().numpy())
-    at = chosen[:, None]
-    p, q = upper.gather(1, at)[:, 0].double(), lower.gather(1, at)[:, 0].double()
-    # By rounding, a pass over a whole text may have another argmax than the original pass.
-    return np.asarray((q / p.clamp_min(1e-30)).clamp_max(1).numpy())
 
 
 def _proposed(

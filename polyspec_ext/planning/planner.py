@@ -7,8 +7,9 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,9 +26,7 @@ from .measure import (
     MOST,
     MOST_ABOVE,
     Call,
-    Loader,
     Measured,
-    MeasuredSeconds,
     Part,
     Runner,
     Setting,
@@ -35,20 +34,17 @@ from .measure import (
     Workload,
     considered,
     in_order,
+    load,
+    load_all,
     measure,
     merged,
     owners_above,
     representative,
     steps_of,
+    with_considered,
 )
 from .store import ChainFile, Element, default_store
-from .theory import (
-    Acceptance,
-    Expectation,
-    Proposals,
-    expectation,
-    starts,
-)
+from .theory import Acceptance, Expectation, Proposals, expectation, starts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -77,9 +73,7 @@ class Candidate:
     """A chain with its prediction and measurements.
 
     Attributes:
-        parts: indices of its elements, target first.
-        levels: names of its elements.
-        windows, rounds, rule, tail: as for `Chain`.
+        parts, levels: indices and names of its elements, target first.
         predicted_tokens_per_second: of whole calls, prefills included.
         predicted_decode_tokens_per_second: of decoding alone, as `Stats.tokens_per_second`.
         uncertainty: relative; twice the standard error: of the chain's trial over its rounds, else
@@ -140,14 +134,13 @@ def chains(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
 
 def candidates(measured: Measured, parts: Sequence[Part]) -> list[Candidate]:
     """Return each chain with its best windows, the fastest first."""
-    return fastest_first(
-        candidate(measured, parts, best_setting(measured, chain, tails=not parts[chain[-1]].trees))
-        for chain in chains(parts)
+    settings = (
+        best_setting(measured, chain, tails=not parts[chain[-1]].trees) for chain in chains(parts)
     )
+    return fastest_first(candidate(measured, parts, s) for s in settings)
 
 
-def fastest_first(some: Any) -> list[Candidate]:
-    """Return the candidates in falling order of predicted tokens per second."""
+def fastest_first(some: Iterable[Candidate]) -> list[Candidate]:
     return sorted(some, key=lambda c: -c.predicted_tokens_per_second)
 
 
@@ -174,7 +167,7 @@ def predict(measured: Measured, setting: Setting, positions: int | None = None) 
     acceptance = measured.acceptance(chain, *setting.windows[-1:])
     if positions is not None:
         acceptance = _first(acceptance, positions, measured.batch)
-    seconds, factor = MeasuredSeconds(measured, chain), measured.factor(chain)
+    seconds, factor = partial(measured.seconds, chain), measured.factor(chain)
     expected = expectation(
         setting.windows, setting.rounds, acceptance, seconds, measured.batch, setting.tail
     )
@@ -274,21 +267,23 @@ def with_rates(some: Sequence[Candidate], runner: Runner, repeats: int) -> list[
     """Run all calls `repeats` times with each candidate, and return candidates with the rates."""
     ran, size = [], len(runner.groups)
     for candidate, calls in zip(some, runner.run([c.setting for c in some], repeats), strict=True):
-        whole, decoding = [], []
-        for turn in range(repeats):
-            turn_calls = calls[turn * size : (turn + 1) * size]
-            stats = merged(turn_calls)
-            whole.append(stats.num_new_tokens / sum(call.seconds for call in turn_calls))
-            decoding.append(stats.tokens_per_second)
-        stats = merged(calls)
-        ran.append(
-            replace(
-                candidate,
-                measured_tokens_per_second=statistics.median(whole),
-                measured_decode_tokens_per_second=statistics.median(decoding),
-                measured_length=stats.num_new_tokens / stats.levels[0].num_verifications,
+        turns = [calls[turn * size : (turn + 1) * size] for turn in range(repeats)]
+        rates = [
+            (
+                merged(turn).num_new_tokens / sum(c.seconds for c in turn),
+                merged(turn).tokens_per_second,
             )
-        )
+            for turn in turns
+        ]
+        whole, decoding = map(statistics.median, zip(*rates, strict=True))
+        stats = merged(calls)
+        length = stats.num_new_tokens / stats.levels[0].num_verifications
+        measured = {
+            "tokens_per_second": whole,
+            "decode_tokens_per_second": decoding,
+            "length": length,
+        }
+        ran.append(replace(candidate, **{f"measured_{name}": v for name, v in measured.items()}))
     return ran
 
 
@@ -329,12 +324,12 @@ def _trial(untried: Measured, setting: Setting, calls: Sequence[Call]) -> Trial:
     """Return the measured seconds of calls over the seconds predicted for as many steps of each
     level; for as many tokens if acceptances come from rounds, which the calls measure better."""
     stats, expected = merged(calls), predict(untried, setting)
-    count = len(expected.tokens)
-    expected = expected.of_batches([n % count for n in range(len(calls))])
-    done = steps_of(stats, untried.batch) / np.maximum(expected.batch_steps.sum(0), 1e-9)
+    ran = np.arange(len(calls)) % len(expected.tokens)
+    done = steps_of(stats, untried.batch) / np.maximum(expected.batch_steps[ran].sum(0), 1e-9)
     if not untried.observed.keys().isdisjoint(itertools.pairwise(setting.parts)):
-        done[:] = stats.num_new_tokens / expected.tokens.sum()
-    predicted = float(expected.seconds.sum(0) @ done + np.sum(expected.before))
+        done[:] = stats.num_new_tokens / expected.tokens[ran].sum()
+    before = untried.before(setting.parts)[: len(expected.tokens)][ran].sum()
+    predicted = float(expected.seconds[ran].sum(0) @ done + before)
     # The relative standard error of tokens per second: of a ratio of two sums, over rounds.
     rounds = np.array([sample for call in calls for sample in call.rounds])
     (tokens, seconds), rows = rounds.sum(0), len(rounds)
@@ -415,7 +410,7 @@ class Plan:
         return self.report()
 
     def _repr_html_(self) -> str:
-        heads, rows = _rows(_best(self.candidates), self.plain, False)
+        heads, rows = _rows(self.candidates, self.plain, False)
         return html("chain", heads, rows, _verdict(self.recommended, self.plain))
 
     def sources(self) -> list[str]:
@@ -511,10 +506,9 @@ def plan(
         trials = arguments.integer("trials", trials)
     inputs.refuse(plan, options, lacks=["rules"])
     request = Workload.of(max_new_tokens, batch, options)
-    loader = Loader(pack, request.batch)
-    parts = loader.parts(levels)
+    parts = load_all(levels, pack)
     if consider:
-        parts = loader.with_considered(elements(levels), parts, _MAKING * seconds)
+        parts = with_considered(elements(levels), parts, pack, _MAKING * seconds)
     rows = representative(_checked(prompts, request, parts[0]), request.batch)
     parts = in_order(parts)
     processor.note_load()
@@ -589,8 +583,7 @@ def load_or_plan(
 ) -> _Chain:
     """Return the recommended chain, planned once per machine; see `Chain.planned`."""
     request, store = Workload.of(max_new_tokens, batch, options), default_store()
-    loader = Loader(pack, request.batch)
-    parts = loader.parts(levels)
+    parts = load_all(levels, pack)
     rows, known = _checked(prompts, request, parts[0]), elements(levels)
     key = {
         **processor.facts(),
@@ -600,10 +593,10 @@ def load_or_plan(
     }
     if consider:
         key["considered"] = considered(known)
-    chain = _stored_chain(kind, parts, store.get(key), loader)
+    chain = _stored_chain(kind, parts, store.get(key), pack, request.batch)
     if chain is None:
         if consider:
-            parts = loader.with_considered(known, parts, _MAKING * seconds)
+            parts = with_considered(known, parts, pack, _MAKING * seconds)
         things = [element.thing for element in parts]
         planned = plan(
             things, rows, max_new_tokens, batch=batch, pack=pack, seconds=seconds, **options
@@ -620,13 +613,13 @@ def load_or_plan(
             "tail": best.tail,
         }
         store.put(key, value)
-        chain = _stored_chain(kind, parts, value, loader)
+        chain = _stored_chain(kind, parts, value, pack, request.batch)
         assert chain is not None
     return chain
 
 
 def _stored_chain(
-    kind: type[_Chain], parts: Sequence[Part], value: Any, loader: Loader
+    kind: type[_Chain], parts: Sequence[Part], value: Any, pack: Switch, batch: int
 ) -> _Chain | None:
     """Return the chain stored as `value`; None if it has other elements."""
     known = {element.word: element.thing for element in parts if element.word is not None}
@@ -636,11 +629,11 @@ def _stored_chain(
             if not isinstance(entry, str):
                 things.append(parts[int(entry)].thing)
             else:
-                things.append(known.get(entry) or loader.part(entry, entry, things).thing)
+                things.append(known.get(entry) or load(entry, entry, things, pack).thing)
         options = {name: value[name] for name in ("rounds", "rule", "tail")}
         chain = kind(things, value["windows"], **options)
         rate, uncertainty = map(float, value["prediction"])
-        chain.prediction = Prediction(rate, uncertainty, loader.batch)
+        chain.prediction = Prediction(rate, uncertainty, batch)
     except (TypeError, ValueError, KeyError, IndexError):
         return None
     return chain
@@ -667,22 +660,8 @@ def _verdict(best: Candidate, plain: Candidate) -> str:
     return columns.wrapped(text)
 
 
-def _best(ranked: Sequence[Candidate]) -> list[Candidate]:
-    sizes: dict[int, Candidate] = {}
-    for c in ranked:
-        sizes.setdefault(len(c.parts), c)
-    best = [*ranked[:_SHOWN], *sizes.values()]
-    return [c for c in ranked if any(c is other for other in best)]
-
-
 def _rates(ranked: Sequence[Candidate], plain: Candidate, verbose: bool) -> str:
-    """Return a table of rates: of every chain if `verbose`, else of `_best`, a line each."""
-    heads, rows = _rows(ranked if verbose else _best(ranked), plain, verbose)
-    if not verbose:
-        room = columns.WIDTH - sum(
-            2 + max(map(len, column)) for column in zip(heads, *(r for _, r in rows), strict=True)
-        )
-        rows = [(name if len(name) <= room else f"{name[: room - 3]}...", r) for name, r in rows]
+    heads, rows = _rows(ranked, plain, verbose)
     title = "predicted for whole calls"
     if len(rows) < len(ranked):
         title += f": {len(rows)} of {len(ranked)} chains, all with --verbose"
@@ -692,8 +671,12 @@ def _rates(ranked: Sequence[Candidate], plain: Candidate, verbose: bool) -> str:
 def _rows(
     ranked: Sequence[Candidate], plain: Candidate, verbose: bool
 ) -> tuple[list[str], list[columns.Row]]:
-    """Return heads and rows of a table of every chain's rate, predicted and, if any chain was run,
-    measured; `verbose`: also rates of decoding, without prefills."""
+    """Return heads and rows of a table of the chains' rates, predicted and, if any chain was run,
+    measured: of the fastest and the fastest of each size. `verbose`: of all, with rates of
+    decoding, without prefills."""
+    if not verbose:
+        sizes = {len(c.parts): c for c in reversed(ranked)}.values()
+        ranked = [c for n, c in enumerate(ranked) if n < _SHOWN or any(c is s for s in sizes)]
     heads = ["tokens/s", "+-", "over plain"]
     heads += ["measured", "over plain"] * any(c.measured_tokens_per_second for c in ranked)
     heads += ["decoding", "tokens/round"] * verbose

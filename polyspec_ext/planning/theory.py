@@ -13,9 +13,9 @@ accept as they would along the text.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,46 +30,24 @@ _UNLIKELY = 1e-9  # expected rows of a round of a batch below which it is left o
 _ENDLESS = 2**40  # tokens
 
 
-# ---- times and acceptances -----------------------------------------------------------------------
+# Seconds of a step of a chain of n levels, of all rows of a batch together: of level n drafting so
+# many tokens, or another level verifying so many, a pass of one token more.
+Seconds: TypeAlias = Callable[[int, int], float]
 
 
-class PassSeconds(Protocol):
-    """Seconds of the steps of a chain of n levels, of all rows of a batch together."""
+def constant_seconds(*seconds: float) -> Seconds:
+    """Return the seconds of the papers: T_i per pass of M_i, and a pass of M_n per token."""
 
-    def verify(self, level: int, pending: int) -> float:
-        """Return the seconds of `level` verifying `pending` tokens, a pass of `pending` + 1."""
-        ...
+    def of_step(level: int, tokens: int) -> float:
+        return seconds[level - 1] * (tokens if 1 < level == len(seconds) else 1)
 
-    def draft(self, tokens: int) -> float:
-        """Return the seconds of level n drafting `tokens`."""
-        ...
-
-
-@dataclass(frozen=True)
-class ConstantSeconds:
-    """Seconds as in the papers: T_i per pass of M_i, and a pass of M_n per token.
-
-    Args:
-        seconds: T_1 ... T_n.
-    """
-
-    seconds: Sequence[float]
-
-    def verify(self, level: int, pending: int) -> float:
-        return self.seconds[level - 1]
-
-    def draft(self, tokens: int) -> float:
-        return tokens * self.seconds[-1]
+    return of_step
 
 
 class Proposals(NamedTuple):
-    """Acceptance of a drafter without a model, which may propose fewer tokens than its window.
-
-    Attributes:
-        accept: ``[P, K]``, the probability that token j of a proposal at position p is accepted, if
-            the tokens before it are.
-        counts: ``[P]``, tokens of the proposal at position p, at most K.
-    """
+    """Acceptance of a drafter without a model, which may propose fewer tokens than its window:
+    ``[P, K]``, the probability that token j of a proposal at position p is accepted, if the tokens
+    before it are, and ``[P]``, its tokens, at most K."""
 
     accept: Floats
     counts: Ints
@@ -108,10 +86,11 @@ class Acceptance:
 
 
 class Steps(NamedTuple):
-    """A step of `level` in a round that begins at each position P of the texts."""
+    """A step of `level` in a round that begins at each position P of the texts: ``[P]``, its
+    probability, by number of tokens."""
 
     level: int
-    sizes: dict[int, Floats]  # [P] probability of the step by number of tokens
+    sizes: dict[int, Floats]
 
 
 Outcomes = dict[int, Floats]  # [P] probability by tokens handed up
@@ -132,10 +111,10 @@ class RoundModel:
         windows: Sequence[int],
         rounds: Sequence[int],
         acceptance: Acceptance,
-        seconds: PassSeconds,
+        cost: Seconds,
         tail: int,
     ) -> None:
-        self.windows, self.rounds, self.seconds = windows, rounds, seconds
+        self.windows, self.rounds, self.cost = windows, rounds, cost
         self.levels = len(windows) + 1
         self.accept, self.proposals = acceptance.levels, acceptance.proposals
         # As in the state rows, a tail has no more tokens than a draft.
@@ -148,11 +127,6 @@ class RoundModel:
         self.due = functools.cache(self._due)
         self.rows = functools.cache(self._rows)
         self.block = functools.cache(self._block)
-
-    def cost(self, level: int, size: int) -> float:
-        """Return the seconds of a step over `size` tokens."""
-        drafts = 1 < level == self.levels
-        return self.seconds.draft(size) if drafts else self.seconds.verify(level, size)
 
     def ahead(self, values: Floats, tokens: int) -> Floats:
         """Return ``out[p] = values[p + tokens]``."""
@@ -346,20 +320,12 @@ class Expectation:
         """Tokens per second of whole calls."""
         return float(self.tokens.sum() / (self.seconds.sum() + np.sum(self.before)))
 
-    def of_batches(self, numbers: Sequence[int]) -> Expectation:
-        """Return the expectation of the batches `numbers`, with repetitions; `verified` and `tail`
-        stay means over all batches."""
-        indices = np.array(numbers, np.int64)
-        names = ("rounds", "tokens", "steps", "batch_steps", "seconds", "before")
-        values = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: v[indices] for name, v in values.items() if np.ndim(v)})
-
 
 def expectation(
     windows: Sequence[int],
     rounds: Sequence[int],
     acceptance: Acceptance,
-    seconds: PassSeconds,
+    seconds: Seconds,
     batch: int = 1,
     tail: int = 0,
 ) -> Expectation:
@@ -369,8 +335,6 @@ def expectation(
         windows: windows of level 1 ... n-1. Empty: the target alone.
         rounds: ``rounds[i]`` bounds the blocks that level i+1 waits for; 0: no bound. For every
             level above the lowest that verifies.
-        acceptance: acceptance by every level that verifies.
-        seconds: seconds of each step.
         batch: rows. Texts fill batches in their order; the first texts fill up the last batch.
             Rows wait for each other: a step is taken if any row takes part, in the time of the row
             with the most tokens, and rounds of the target are common to all rows. Rows accept

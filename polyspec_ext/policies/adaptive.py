@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from .. import arguments
 from .._C import PolicyKind, PolicyOptions
 from .._C import WindowPolicy as _Native
-from ..arguments import SEED_MAX
 from .base import NAMES, RoundReport, WindowPolicy
 
 _FORGETTING = 0.98  # weight of a round relative to the next
@@ -63,19 +62,27 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         self._native: _Native | None = None
-        # Options are checked here, so that no request fails by them.
+        # Options are checked here, so that no request fails by them; their ranges by the library.
+        windows = [1]
         if self.max_windows is not None:
-            self.max_windows = [
+            windows = self.max_windows = [
                 arguments.integer("max_windows", window, arguments.SIZE_MAX)
                 for window in arguments.row_integers("max_windows", self.max_windows)
             ]
-            if not self.max_windows:
+            if not windows:
                 raise ValueError(
                     "max_windows: expected one for each level but the last, given none"
                 )
         for entry in fields(self):
-            setattr(self, entry.name, _plain(entry.name, getattr(self, entry.name), entry.default))
-        _made(self, [1] * (1 if self.max_windows is None else len(self.max_windows)))
+            name, value, default = entry.name, getattr(self, entry.name), entry.default
+            if isinstance(default, bool):
+                value = arguments.flag(name, value)
+            elif isinstance(default, int):
+                value = arguments.integer(name, value, arguments.SIZE_MAX)
+            elif isinstance(default, float):
+                value = arguments.real(name, value, sys.float_info.max)
+            setattr(self, name, value)
+        _made(self, windows)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_native": None}
@@ -102,17 +109,6 @@ def _made(policy: Adaptive, windows: Sequence[int]) -> _Native:
         if value is not None:
             setattr(options, entry.name, value)
     return _Native(options)
-
-
-def _plain(name: str, value: Any, default: Any) -> Any:
-    """Return an option as the type of its default; the library checks its range."""
-    if isinstance(default, bool):
-        return arguments.flag(name, value)
-    if isinstance(default, int):
-        return arguments.integer(name, value, SEED_MAX if name == "seed" else arguments.SIZE_MAX)
-    if isinstance(default, float):
-        return arguments.real(name, value, sys.float_info.max)
-    return value
 
 
 @dataclass(eq=False)
@@ -235,7 +231,8 @@ class DrafterChoice:
             self._learn(report)
         if begins and report.request == 0:
             self._first = 0
-        elif self._leads(report):
+        elif self._first is None or report.request <= self._first:
+            self._first = report.request
             self._left -= 1
             if self._left <= 0:
                 self.drafter.active, self._left = self._best(), self.stay
@@ -248,11 +245,6 @@ class DrafterChoice:
             report = RoundReport(number, windows, report.text, 0, batch=report.batch)
         self._at_work[number] = at
         return self.policies[at].next(report)
-
-    def _leads(self, report: RoundReport) -> bool:
-        if self._first is None or report.request <= self._first:
-            self._first = report.request
-        return report.request == self._first
 
     def _learn(self, report: RoundReport) -> None:
         at = self.drafter.active
@@ -267,11 +259,10 @@ class DrafterChoice:
         self._seconds[at] += seconds
 
     def _best(self) -> int:
+        if not any(self._seconds):
+            return int(self.drafter.active)
         pairs = zip(self._tokens, self._seconds, strict=True)
         speeds = [tokens / seconds if seconds > 0 else 0.0 for tokens, seconds in pairs]
-        if not any(self._seconds):
-            active: int = self.drafter.active
-            return active
         bonus = _CONFIDENCE * max(speeds) * math.sqrt(math.log(1 + sum(self._rounds)))
 
         def bound(at: int) -> float:

@@ -1,6 +1,6 @@
 """The endpoint: routes of OpenAI's API over an `AsyncServer`, with limits and errors.
 
-Needs the extra `server`: Starlette, and uvicorn to run it.
+Needs the extra `server`: Starlette, prometheus-client, and uvicorn to run it.
 """
 
 from __future__ import annotations
@@ -8,26 +8,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import importlib
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..chat import ends_of_turn, has_template
 from ..integrations.prometheus import Metrics
 from .protocol import Answers, Choice, Model, Piece, Refusal, Wanted, parse, read, wrong
 from .server import AsyncServer, Event, Server, ServerFull
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-__all__ = ["Endpoint", "Limits", "require_extra"]
+try:
+    import prometheus_client  # noqa: F401
+    import uvicorn  # noqa: F401
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise ImportError(
+        "the endpoint needs Starlette and uvicorn, of Python 3.11 or newer, and "
+        "prometheus-client; install them with: pip install polyspec_ext[server]"
+    ) from error
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 _BODY_SECONDS = 30.0  # limit of receiving a body
@@ -39,31 +48,10 @@ _Receive = Callable[[], Awaitable[Any]]
 _Send = Callable[[Any], Awaitable[None]]
 
 
-def require_extra() -> None:
-    """Require the packages of the extra `server`.
-
-    Raises:
-        ImportError: one is missing; says how to install them.
-    """
-    for name in ("starlette", "uvicorn", "prometheus_client"):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise ImportError(
-                "the endpoint needs Starlette and uvicorn, of Python 3.11 or newer, and "
-                "prometheus-client; install them with: pip install polyspec_ext[server]"
-            ) from error
-
-
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a request.
-
-    Attributes:
-        body: maximum size of the HTTP body in bytes.
-        prompt: maximum tokens of a prompt; None: the model's context.
-        seconds: maximum time from arrival to end.
-    """
+    """Limits of a request: bytes of its body, tokens of a prompt (None: the model's context), and
+    seconds from arrival to end."""
 
     body: int = 2 * 2**20
     prompt: int | None = None
@@ -78,12 +66,9 @@ class Endpoint:
         tokenizer: the target's.
         name: model name in the API.
         api_key: bearer token that clients must send, not empty; None: no authentication.
-        limits: limits of a request.
         hosts: accepted names and addresses in Host headers; None: any.
 
     Attributes:
-        model: the served model.
-        limits: limits of a request.
         app: the ASGI application. Its lifespan starts and stops the server's thread.
         ending: whether new requests are refused.
         active: number of requests that are being answered.
@@ -108,10 +93,10 @@ class Endpoint:
             tokenizer,
             ends_of_turn(tokenizer, target),
             [token for token in getattr(target, "eos_token_ids", ()) if 0 <= token < vocab_size],
+            chain.text_options,
             min((length for length in lengths if length is not None), default=None),
             self.limits.prompt,
             min(128, server.slots + server.max_waiting),
-            chain.text_options,
         )
         self._server, self._engine = server, AsyncServer(server)
         self._metrics = Metrics(name, server)
@@ -122,30 +107,17 @@ class Endpoint:
         self._created = int(time.time())
         self.ending, self.active, self._failed = False, 0, False
         self._complete: set[int] = set()  # requests ended by a stop string
-        hosts = None if hosts is None else list(hosts)
-        self.app = self._application(hosts)
-
-    def _application(self, hosts: list[str] | None) -> Any:
-        """Return the ASGI application for the accepted Host headers."""
-        require_extra()
-        from starlette.applications import Starlette
-        from starlette.exceptions import HTTPException
-        from starlette.middleware import Middleware
-        from starlette.requests import ClientDisconnect
-        from starlette.routing import Route
-
-        checks = [Middleware(_Hosts, hosts=hosts)] if hosts else []
-        return Starlette(
+        self.app = Starlette(
             routes=[
-                Route("/", self._page),
+                Route("/", _page),
                 Route("/health", self._health),
                 Route("/metrics", self._counts),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._models),
-                Route("/v1/completions", self._completions, methods=["POST"]),
-                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/completions", partial(self._reply, chat=False), methods=["POST"]),
+                Route("/v1/chat/completions", partial(self._reply, chat=True), methods=["POST"]),
             ],
-            middleware=checks,
+            middleware=[Middleware(_Hosts, hosts=hosts)] if hosts else [],
             exception_handlers={
                 Refusal: _refused,
                 HTTPException: _no_route,
@@ -167,19 +139,12 @@ class Endpoint:
 
     # ---- routes ----------------------------------------------------------------------------------
 
-    async def _page(self, request: Request) -> Response:
-        folder = resources.files(__package__)
-        text = folder.joinpath("page.html").read_text(encoding="utf-8")
-        marked = folder.joinpath("marked/marked.umd.js").read_text(encoding="utf-8")
-        text = text.replace("/* marked */", marked)
-        return _response(text, 200, "text/html", {"Content-Security-Policy": _POLICY})
-
     async def _health(self, request: Request) -> Response:
-        return _response(None, 503 if self.ending or self._failed else 200)
+        return Response(status_code=503 if self.ending or self._failed else 200)
 
     async def _counts(self, request: Request) -> Response:
         self._require_key(request)
-        return _response(self._metrics.text(), 200, "text/plain; version=0.0.4")
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
         self._require_key(request)
@@ -194,18 +159,12 @@ class Endpoint:
         }
         name = request.path_params.get("name")
         if name is None:
-            return _json({"object": "list", "data": [model]})
+            return JSONResponse({"object": "list", "data": [model]})
         if name != self.model.name:
             raise Refusal(
                 404, f"model: expected {self.model.name!r}, given {name!r}", code="model_not_found"
             )
-        return _json(model)
-
-    async def _completions(self, request: Request) -> _Reply:
-        return await self._reply(request, chat=False)
-
-    async def _chat(self, request: Request) -> _Reply:
-        return await self._reply(request, chat=True)
+        return JSONResponse(model)
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -360,13 +319,8 @@ class _Hosts:
 
 
 class _Reply:
-    """The answer to a request, as an ASGI application.
-
-    Args:
-        endpoint: that received the request.
-        wanted: the request.
-        began: time of arrival, of `time.perf_counter`.
-    """
+    """The answer to a request, as an ASGI application; `began`: its arrival, of
+    `time.perf_counter`."""
 
     def __init__(self, endpoint: Endpoint, wanted: Wanted, began: float) -> None:
         self._endpoint, self._wanted, self._began = endpoint, wanted, began
@@ -437,7 +391,7 @@ class _Reply:
                 total.finish_reason, total.stop_reason = piece.finish_reason, piece.stop_reason
         for total, choice in zip(sums, self._choices, strict=True):
             del total.tokens[choice.count :]
-        response = _json(self._answers.whole(sums, self._choices))
+        response = JSONResponse(self._answers.whole(sums, self._choices))
         self._started = True
         await response(scope, receive, send)
 
@@ -495,24 +449,15 @@ def _error(refusal: Refusal) -> Any:
         headers["WWW-Authenticate"] = "Bearer"
     if refusal.status in (408, 413):  # the rest of the body is not read
         headers["Connection"] = "close"
-    return _json(refusal.body(), refusal.status, headers)
+    return JSONResponse(refusal.body(), refusal.status, headers)
 
 
-def _response(
-    content: str | None,
-    status: int,
-    kind: str | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> Response:
-    from starlette.responses import Response  # of the extra
-
-    return Response(content, status, headers, kind)
-
-
-def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    from starlette.responses import JSONResponse
-
-    return JSONResponse(content, status, headers)
+async def _page(request: Request) -> Response:
+    folder = resources.files(__package__)
+    text = folder.joinpath("page.html").read_text(encoding="utf-8")
+    marked = folder.joinpath("marked/marked.umd.js").read_text(encoding="utf-8")
+    text = text.replace("/* marked */", marked)
+    return Response(text, 200, {"Content-Security-Policy": _POLICY}, "text/html")
 
 
 # Exception handlers: coroutines, because Starlette runs plain functions in threads.
@@ -530,7 +475,7 @@ async def _no_route(request: Request, error: Exception) -> Any:
 
 
 async def _gone(request: Request, error: Exception) -> Any:
-    return _response(None, 499)
+    return Response(status_code=499)
 
 
 async def _broken(request: Request, error: Exception) -> Any:

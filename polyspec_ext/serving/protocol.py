@@ -4,6 +4,7 @@ objects of answers."""
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import math
 import re
@@ -11,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from .. import arguments
 from ..chat import StopStrings, chat_text, has_template, texts_after
@@ -21,8 +22,6 @@ from ..rules import LogitsRules
 from ..sampling import row_seeds
 from ..stats import Stats, merge
 from .server import Event
-
-T = TypeVar("T")
 
 MOST_ALTERNATIVES = 20
 _LONGEST = 600  # characters of an error message
@@ -96,39 +95,32 @@ def wrong(error: TypeError | ValueError) -> Refusal:
     return Refusal(400, f"{_FIELDS.get(name, name)}{colon}{rest}")
 
 
-def _without_file(default_temperature: float, **given: Any) -> dict[str, Any]:
-    known = {name: value for name, value in given.items() if value is not None}
-    return {"temperature": default_temperature, **known}
-
-
 @dataclass(frozen=True)
 class Model:
     """The served model.
 
     Attributes:
-        name: model name in the API.
-        tokenizer: tokenizer of transformers.
         ends: ids that end a chat answer (`chat.ends_of_turn`).
         eos: ids that end a completion.
+        text_options: `Chain.text_options`.
         context: maximum tokens of prompt and answer; None: no limit.
         prompt_limit: maximum tokens of a prompt; None: no limit.
         choices: maximum choices of a request, prompts times `n`.
-        text_options: `Chain.text_options`.
-        longest: maximum characters of a token.
     """
 
     name: str
     tokenizer: Any
     ends: Sequence[int]
     eos: Sequence[int]
+    text_options: Callable[..., Any]
     context: int | None = None
     prompt_limit: int | None = None
     choices: int = 128
-    text_options: Callable[..., Any] = _without_file
-    longest: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "longest", max(map(len, self.tokenizer.get_vocab())))
+    @functools.cached_property
+    def longest(self) -> int:
+        """Maximum characters of a token."""
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def encoded(self, name: str, text: str, **options: Any) -> list[int]:
         """Return the tokens of a text of a request.
@@ -155,17 +147,15 @@ def _too_long(name: str, limit: int, given: str) -> Refusal:
 
 @dataclass
 class Wanted:
-    """A parsed request. `Server.add` checks the values of `options`.
+    """A parsed request of the chat or the completions endpoint.
 
     Attributes:
-        chat: whether it is for the chat endpoint.
         prompts: token ids of each prompt.
-        options: keyword arguments of `Server.add` for each choice, prompt by prompt.
-        stop: strings that end an answer.
+        options: keyword arguments of `Server.add` for each choice, prompt by prompt; `Server.add`
+            checks their values.
         logprobs: number of alternatives for each token; None: no log-probabilities.
         grammar: name of the field with the grammar.
         echoes: for each prompt the text to repeat before its answers.
-        stream, include_usage: as in the API.
         levels: add the level of each token to the answer, for the page.
     """
 
@@ -218,14 +208,15 @@ class _Body:
         self._names: list[str] = []
         self._prefix = f"{name}." if name else ""
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._left
-
-    def take(self, name: str, read: Callable[[str, Any], T], default: T) -> T:
+    def take(
+        self, name: str, read: Callable[[str, Any], Any] | None = None, default: Any = None
+    ) -> Any:
+        """Return a field as `read` returns it, by its whole name and value."""
         self._names.append(name)
         if name not in self._left:
             return default
-        return read(self._prefix + name, self._left.pop(name))
+        value = self._left.pop(name)
+        return value if read is None else read(self._prefix + name, value)
 
     def end(self, neutral: Mapping[str, Sequence[Any]] = _NOTHING) -> None:
         """Refuse unread fields, except for the values of `neutral`, which ask for nothing."""
@@ -242,10 +233,6 @@ class _Body:
 def _same(value: Any, other: Any) -> bool:
     # In Python, True equals 1.
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _any(name: str, value: Any) -> Any:
-    return value
 
 
 def _text(name: str, value: Any) -> str:
@@ -268,14 +255,18 @@ def _texts(name: str, value: Any) -> list[str]:
     return texts
 
 
-def _object(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(f"{name}: expected an object, given {arguments.shown(value)}")
-    return value
+def _kind(expected: str, *kinds: type) -> Callable[[str, Any], Any]:
+    """Return a reader that requires one of `kinds`; a bool is no number."""
+
+    def read(name: str, value: Any) -> Any:
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise TypeError(f"{name}: expected {expected}, given {arguments.shown(value)}")
+        return value
+
+    return read
 
 
-def _objects(name: str, value: Any) -> list[dict[str, Any]]:
-    return [_object(name, item) for item in arguments.listed(name, value, "objects")]
+_object, _number = _kind("an object", dict), _kind("a number", int, float)
 
 
 def _choice(name: str, value: Any) -> str:
@@ -285,21 +276,6 @@ def _choice(name: str, value: Any) -> str:
             f"{name}: expected auto or none, since calls are not forced, given {shown}"
         )
     return str(value)
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name}: expected a number, given {arguments.shown(value)}")
-    return value
-
-
-def _window(name: str, value: Any) -> bool | int:
-    if isinstance(value, bool):
-        return value
-    if not isinstance(value, int) or value < 0:
-        shown = arguments.shown(value)
-        raise TypeError(f"{name}: expected a bool or the most tokens of a window, given {shown}")
-    return value
 
 
 def _count(low: int, high: int) -> Callable[[str, Any], int]:
@@ -333,7 +309,7 @@ def read(body: Mapping[str, Any], model: Model, chat: bool) -> Wanted:
 
 
 def _read_chat(fields: _Body, model: Model) -> Wanted:
-    messages = fields.take("messages", _any, None)
+    messages = fields.take("messages")
     if not has_template(model.tokenizer):
         raise ValueError("messages: expected a model with a chat template; /v1/completions needs "
                          "none")  # fmt: skip
@@ -343,11 +319,13 @@ def _read_chat(fields: _Body, model: Model) -> Wanted:
         )
     conversation = [_message(number, message) for number, message in enumerate(messages)]
     variables = dict(fields.take("chat_template_kwargs", _object, _NOTHING))
-    tools = fields.take("tools", _objects, None)
+    tools = fields.take("tools", lambda name, tools: [
+        _object(name, tool) for tool in arguments.listed(name, tools, "objects")
+    ])  # fmt: skip
     if fields.take("tool_choice", _choice, "auto") != "none" and tools:
         variables["tools"] = tools
     for name in ("enable_thinking", "add_generation_prompt"):
-        if (value := fields.take(name, arguments.flag, None)) is not None:
+        if (value := fields.take(name, arguments.flag)) is not None:
             variables[name] = value
     if variables.get("add_generation_prompt") is True:  # as without it
         del variables["add_generation_prompt"]
@@ -393,22 +371,22 @@ def _message(number: int, message: Any) -> dict[str, Any]:
 
 def _part(name: str, part: Any) -> str:
     fields = _Body(_object(name, part), name)
-    if (kind := fields.take("type", _any, None)) != "text":
+    if (kind := fields.take("type")) != "text":
         raise ValueError(f"{name}: expected parts of type 'text', given {arguments.shown(kind)}")
-    text = fields.take("text", _any, None)
+    text = fields.take("text")
     fields.end()
     return _text(name, text)
 
 
 def _read_text(fields: _Body, model: Model) -> Wanted:
-    prompt = fields.take("prompt", _any, None)
+    prompt = fields.take("prompt")
     several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
     entries = prompt if several else [prompt]
     if len(entries) > model.choices:
         raise ValueError(f"prompt: expected at most {model.choices}, given {len(entries)}")
     prompts = [_prompt(entry, model) for entry in entries]
     wanted = Wanted(False, prompts)
-    wanted.logprobs = fields.take("logprobs", _count(0, MOST_ALTERNATIVES), None)
+    wanted.logprobs = fields.take("logprobs", _count(0, MOST_ALTERNATIVES))
     if fields.take("echo", arguments.flag, False):
         if wanted.logprobs is not None:
             raise ValueError("echo: expected no logprobs beside it, which prompts have not")
@@ -438,41 +416,57 @@ def _prompt(prompt: Any, model: Model) -> list[int]:
     return ids
 
 
+# Options of both endpoints, with their readers and defaults.
+OPTIONS: dict[str, tuple[Callable[[str, Any], Any], Any]] = {
+    "stream": (arguments.flag, False),
+    "polyspec": (arguments.flag, False),
+    "stop": (_texts, []),
+    "temperature": (_number, None),
+    "do_sample": (arguments.flag, None),
+    "top_p": (_number, None),
+    "min_p": (_number, None),
+    "top_k": (_count(-1, 2**31 - 1), None),
+    "priority": (_count(-(2**31), 2**31 - 1), 0),
+    "speculation": (_kind("a bool or the most tokens of a window", bool, int), True),
+    "ignore_eos": (arguments.flag, False),
+    "stop_token_ids": (arguments.row_integers, []),
+    "seed": (_count(-(2**63), arguments.SEED_MAX), None),
+}
+
+
 def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
     """Read the options of both endpoints."""
-    wanted.stream = fields.take("stream", arguments.flag, False)
     extras = _Body(fields.take("stream_options", _object, _NOTHING), "stream_options")
     wanted.include_usage = extras.take("include_usage", arguments.flag, False)
     extras.end(_NEUTRAL_OF_STREAMS)
-    wanted.levels = fields.take("polyspec", arguments.flag, False)
-    wanted.stop = fields.take("stop", _texts, [])
+    given = {name: fields.take(name, read, default) for name, (read, default) in OPTIONS.items()}
+    wanted.stream, wanted.levels, wanted.stop = given["stream"], given["polyspec"], given["stop"]
     StopStrings(model.tokenizer, wanted.stop)  # checks them
     n = fields.take("n", _count(1, model.choices), 1)
     count = n * len(wanted.prompts)
     if count > model.choices:
         raise ValueError(f"n: expected at most {model.choices} choices in all, given {count}")
-    options: dict[str, Any] = {}
-    hot = fields.take("temperature", _number, None)
-    samples = fields.take("do_sample", arguments.flag, hot != 0)
-    if hot is not None and samples != (hot != 0):
+    hot, samples = given["temperature"], given["do_sample"]
+    if None not in (hot, samples) and samples != (hot != 0):
         raise ValueError(f"do_sample: expected {hot != 0} beside temperature {hot}: remove one")
-    given: dict[str, Any] = {name: fields.take(name, _number, None) for name in ("top_p", "min_p")}
-    given["temperature"] = hot if samples else 0.0
-    options["priority"] = fields.take("priority", _count(-(2**31), 2**31 - 1), 0)
-    top_k = fields.take("top_k", _count(-1, 2**31 - 1), None)
-    given["top_k"] = None if top_k is None else max(0, top_k)
-    speculation: bool | int = True
-    options["speculation"] = fields.take("speculation", _window, speculation)
-    # The log-probability of a greedy token comes with its alternatives.
-    options["logprobs"] = 0 if wanted.logprobs is None else max(1, wanted.logprobs)
-    ends = list(model.ends if wanted.chat else model.eos)
-    if fields.take("ignore_eos", arguments.flag, False):
-        ends = []
-    ends += fields.take("stop_token_ids", arguments.row_integers, [])
-    options["eos_token_id"] = ends
-    given["rules"] = _rules(fields, model, wanted)
-    options |= model.text_options(**given, default_temperature=1.0)
-    seed = fields.take("seed", _count(-(2**63), arguments.SEED_MAX), None)
+    ends = [] if given["ignore_eos"] else [*(model.ends if wanted.chat else model.eos)]
+    top_k = given["top_k"]
+    options = {
+        "priority": given["priority"],
+        "speculation": given["speculation"],
+        # The log-probability of a greedy token comes with its alternatives.
+        "logprobs": 0 if wanted.logprobs is None else max(1, wanted.logprobs),
+        "eos_token_id": [*ends, *given["stop_token_ids"]],
+        **model.text_options(
+            temperature=0.0 if samples is False else hot,
+            top_k=None if top_k is None else max(0, top_k),
+            top_p=given["top_p"],
+            min_p=given["min_p"],
+            rules=_rules(fields, model, wanted),
+            default_temperature=1.0,
+        ),
+    }
+    seed = given["seed"]
     seeds = [None] * count if seed is None else row_seeds(seed % (arguments.SEED_MAX + 1), count)
     limits = _limits(fields, model, wanted)
     wanted.options = [
@@ -484,24 +478,21 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
 def _limits(fields: _Body, model: Model, wanted: Wanted) -> list[int]:
     """Return the maximum number of new tokens for each prompt."""
     name = "max_tokens"
-    limit = fields.take(name, _count(1, 2**31 - 1), None)
+    limit = fields.take(name, _count(1, 2**31 - 1))
     if wanted.chat:
-        newer = fields.take("max_completion_tokens", _count(1, 2**31 - 1), None)
+        newer = fields.take("max_completion_tokens", _count(1, 2**31 - 1))
         if None not in (limit, newer) and limit != newer:
             raise ValueError(f"max_completion_tokens: expected no other max_tokens, given {limit}")
         name, limit = (name, limit) if newer is None else ("max_completion_tokens", newer)
-    limits = []
+    usual, limits = _UNBOUNDED if wanted.chat else 16, []
     for ids in wanted.prompts:
         most = model.prompt_limit
         if most is not None and len(ids) > most:
             raise _too_long("prompt", most, str(len(ids)))
         room = None if model.context is None else model.context - len(ids)
-        if limit is not None:
-            new = limit
-        elif wanted.chat:
-            new = _UNBOUNDED if room is None else max(1, room)
-        else:
-            new = 16 if room is None else max(1, min(16, room))
+        new = limit
+        if new is None:
+            new = usual if room is None else max(1, room if wanted.chat else min(usual, room))
         if room is not None and new > room:
             raise Refusal(
                 400,
@@ -514,30 +505,23 @@ def _limits(fields: _Body, model: Model, wanted: Wanted) -> list[int]:
 
 
 def _rules(fields: _Body, model: Model, wanted: Wanted) -> LogitsRules:
-    rules = {name: fields.take(name, _any, None) for name in RULES}
-    rules["min_new_tokens"] = fields.take("min_tokens", _any, None)
+    rules = {name: fields.take(name) for name in RULES}
+    rules["min_new_tokens"] = fields.take("min_tokens")
     rules["grammar"] = _grammar_of(fields, model, wanted)
-    rules = {name: value for name, value in rules.items() if value is not None}
-    if isinstance(biases := rules.get("logit_bias"), dict):
-        rules["logit_bias"] = {_id(name): value for name, value in biases.items()}
-    if "bad_words" in rules:
-        rules["bad_words"] = _words(_texts("bad_words", rules["bad_words"]), model)
-    return LogitsRules(**rules)
-
-
-def _id(text: str) -> int:
-    if not re.fullmatch("[0-9]{1,18}", text):
-        raise ValueError(f"logit_bias: expected token ids as names, given {arguments.shown(text)}")
-    return int(text)
-
-
-def _words(texts: Sequence[str], model: Model) -> list[list[int]]:
-    # A word has one tokenization at the start of a text and another after a space.
-    words = []
-    for text in texts:
-        for written in dict.fromkeys((text.lstrip(), " " + text.lstrip())):
-            words.append(model.encoded("bad_words", written, add_special_tokens=False))
-    return words
+    if isinstance(biases := rules["logit_bias"], dict):
+        for name in biases:
+            if not re.fullmatch("[0-9]{1,18}", name):
+                shown = arguments.shown(name)
+                raise ValueError(f"logit_bias: expected token ids as names, given {shown}")
+        rules["logit_bias"] = {int(name): bias for name, bias in biases.items()}
+    if rules["bad_words"] is not None:
+        # A word has one tokenization at the start of a text and another after a space.
+        rules["bad_words"] = [
+            model.encoded("bad_words", written, add_special_tokens=False)
+            for text in _texts("bad_words", rules["bad_words"])
+            for written in dict.fromkeys((text.lstrip(), " " + text.lstrip()))
+        ]
+    return LogitsRules(**{name: value for name, value in rules.items() if value is not None})
 
 
 # Fields of "structured_outputs"; "guided_" + name is a field of the body as well.
@@ -547,16 +531,16 @@ GRAMMARS = ("json", "regex", "choice", "grammar")
 def _grammar_of(fields: _Body, model: Model, wanted: Wanted) -> Grammar | None:
     """Return the grammar of a request; None: no grammar."""
     grammars = [_form(fields)]
-    structured = "structured_outputs" in fields
-    inner = _Body(fields.take("structured_outputs", _object, _NOTHING), "structured_outputs")
+    structured = fields.take("structured_outputs", _object)
+    inner = _Body(structured or _NOTHING, "structured_outputs")
     for name in GRAMMARS:
-        grammars.append((f"structured_outputs.{name}", name, inner.take(name, _any, None)))
-        grammars.append((f"guided_{name}", name, fields.take(f"guided_{name}", _any, None)))
+        grammars.append((f"structured_outputs.{name}", name, inner.take(name)))
+        grammars.append((f"guided_{name}", name, fields.take(f"guided_{name}")))
     if inner.take("json_object", arguments.flag, False):
         grammars.append(("structured_outputs.json_object", "json", {"type": "object"}))
     inner.end({"disable_any_whitespace": [False]})
     grammars = [row for row in grammars if row[2] is not None]
-    if structured and not any(name.startswith("structured") for name, _, _ in grammars):
+    if structured is not None and not any(name.startswith("structured") for name, _, _ in grammars):
         raise ValueError(f"structured_outputs: expected one of {', '.join(GRAMMARS)}, given none")
     if len(grammars) > 1:
         raise ValueError(f"{grammars[1][0]}: expected one grammar, given {grammars[0][0]} as well")
@@ -570,17 +554,17 @@ def _form(fields: _Body) -> tuple[str, str, Any]:
     """Return the name, the kind and the source of the grammar of "response_format"; the source is
     None for plain text."""
     name = "response_format"
-    if name not in fields:
-        return fields.take(name, _any, (name, "json", None))
-    form = _Body(fields.take(name, _object, _NOTHING), name)
-    kind = form.take("type", _any, None)
+    if (value := fields.take(name, _object)) is None:
+        return name, "json", None
+    form = _Body(value, name)
+    kind = form.take("type")
     source: dict[str, Any] | None = None
     if kind == "json_schema":
         inner = _Body(form.take(kind, _object, _NOTHING), f"{name}.{kind}")
         for about in ("name", "description"):
             inner.take(about, _text, "")
         inner.take("strict", arguments.flag, True)  # the grammar holds either way
-        source = inner.take("schema", _object, None)
+        source = inner.take("schema", _object)
         inner.end()
         if source is None:
             raise ValueError(f"{name}.{kind}: expected an object with the field schema, given none")
@@ -601,10 +585,15 @@ def _grammar(name: str, kind: str, source: Any, tokenizer: Any) -> Grammar:
         if not texts:
             raise ValueError(f"{name}: expected at least 1 string, given none")
         kind, source = "regex", "|".join(map(re.escape, texts))
-    if kind == "json":
-        source = _schema(name, source) if isinstance(source, str) else _object(name, source)
-    else:
+    if kind != "json":
         source = _text(name, source)
+    elif isinstance(source, str):
+        try:
+            source = parse(_text(name, source).encode())
+        except Refusal as error:
+            raise ValueError(f"{name}: {str(error).removeprefix('body: ')}") from None
+    else:
+        source = _object(name, source)
     try:
         if kind == "json":
             return Grammar.json_schema(source, tokenizer)
@@ -615,27 +604,13 @@ def _grammar(name: str, kind: str, source: Any, tokenizer: Any) -> Grammar:
         raise Refusal(422, f"{name}: {error}") from error
 
 
-def _schema(name: str, text: str) -> dict[str, Any]:
-    try:
-        return parse(_text(name, text).encode())
-    except Refusal as error:
-        raise ValueError(f"{name}: {str(error).removeprefix('body: ')}") from None
-
-
 # ---- answers -------------------------------------------------------------------------------------
 
 
 @dataclass
 class Token:
-    """A token of an answer.
-
-    Attributes:
-        text: new text of the answer.
-        level, corrected: as in `Event`.
-        word: text of the token alone, for log-probabilities.
-        logprob: log-probability.
-        alternatives: words of the likeliest tokens with their log-probabilities.
-    """
+    """A token of an answer: its new text, and for log-probabilities its text alone, and the words
+    of the likeliest tokens."""
 
     text: str
     level: int
@@ -647,14 +622,8 @@ class Token:
 
 @dataclass
 class Piece:
-    """New text of a choice.
-
-    Attributes:
-        text: new text.
-        tokens: new tokens.
-        finish_reason, stop_reason: as in vLLM; None while the choice goes on.
-        read: of a prompt that is being read, the tokens so far; None: all.
-    """
+    """New text of a choice; `finish_reason`, `stop_reason` as in vLLM; `read`: of a prompt that is
+    being read, the tokens so far."""
 
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
@@ -664,12 +633,7 @@ class Piece:
 
 
 class Choice:
-    """A choice of an answer: its tokens as text, up to a stop string.
-
-    Args:
-        wanted: the request.
-        model: the served model.
-        number: of the choice.
+    """Choice `number` of an answer: its tokens as text, up to a stop string.
 
     Attributes:
         ended: whether the text is complete.
@@ -748,12 +712,7 @@ class Choice:
 
 
 class Answers:
-    """JSON objects of an answer: whole, or in chunks.
-
-    Args:
-        wanted: the request.
-        model: the served model.
-    """
+    """JSON objects of an answer: whole, or in chunks."""
 
     def __init__(self, wanted: Wanted, model: Model) -> None:
         self._wanted, self._model = wanted, model
@@ -775,9 +734,8 @@ class Answers:
     def whole(self, pieces: Sequence[Piece], choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the answer with all choices."""
         shown = [self._choice(index, piece) for index, piece in enumerate(pieces)]
-        answer = {**self._object(shown), "usage": self._usage(choices)}
-        answer.update(self._measured(choices))
-        return answer
+        usage = self._usage(choices)
+        return {**self._object(shown), "usage": usage, **self._measured(choices)}
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Return the chunk before the text of a choice; None: no chunk."""
@@ -837,7 +795,11 @@ class Answers:
 
     def _logprobs(self, index: int, tokens: Iterable[Token]) -> dict[str, Any]:
         if self._wanted.chat:
-            return {"content": [self._chat_logprobs(token) for token in tokens], "refusal": None}
+            content = []
+            for token in tokens:
+                others = [_entry(word, value) for word, value in token.alternatives]
+                content.append({**_entry(token.word, token.logprob), "top_logprobs": others})
+            return {"content": content, "refusal": None}
         logprobs: dict[str, list[Any]] = {
             "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
         }  # fmt: skip
@@ -847,16 +809,11 @@ class Answers:
             best = {token.word: max(token.logprob, _LEAST)}
             for word, value in token.alternatives:  # of ids with the same text the likeliest
                 best.setdefault(word, max(value, _LEAST))
-            logprobs["top_logprobs"].append(
-                dict(sorted(best.items(), key=lambda entry: entry[1], reverse=True))
-            )
+            likely = sorted(best.items(), key=lambda entry: entry[1], reverse=True)
+            logprobs["top_logprobs"].append(dict(likely))
             logprobs["text_offset"].append(self._offsets[index])
             self._offsets[index] += len(token.text)
         return logprobs
-
-    def _chat_logprobs(self, token: Token) -> dict[str, Any]:
-        best = [_entry(word, value) for word, value in token.alternatives]
-        return {**_entry(token.word, token.logprob), "top_logprobs": best}
 
     def _usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
         read = sum(map(len, self._wanted.prompts))
@@ -878,12 +835,8 @@ class Answers:
         requests = [choice.stats for choice in choices if choice.stats is not None]
         if not requests:
             return {}
-        measured: dict[str, Any] = {
-            "metrics": {"speculative_decoding": speculative_decoding(requests)}
-        }
-        if self._wanted.levels:
-            measured["polyspec"] = [stats.to_dict() for stats in requests]
-        return measured
+        levels = {"polyspec": [s.to_dict() for s in requests]} if self._wanted.levels else {}
+        return {"metrics": {"speculative_decoding": speculative_decoding(requests)}, **levels}
 
 
 def _entry(word: str, logprob: float) -> dict[str, Any]:
@@ -896,16 +849,13 @@ def speculative_decoding(requests: Sequence[Stats]) -> dict[str, Any]:
     """Return the target's acceptance in the requests of an answer, in vLLM's format. Means over
     no drafts are None."""
     target = merge(requests).levels[0]
+    names = ("mean_acceptance_length", "draft_acceptance_rate")
+    means = {name: getattr(target, name) for name in names}
     return {
-        "mean_acceptance_length": _defined(target.mean_acceptance_length),
-        "draft_acceptance_rate": _defined(target.draft_acceptance_rate),
+        **{name: None if math.isnan(mean) else mean for name, mean in means.items()},
         "acceptance_histogram": target.acceptance_histogram,
         "num_spec_steps": target.num_drafts,
         "num_accepted_draft_tokens": target.num_accepted_tokens,
         "num_draft_tokens": target.num_draft_tokens,
         "num_spec_tokens": max(0, len(target.acceptance_histogram) - 1),
     }
-
-
-def _defined(value: float) -> float | None:
-    return None if math.isnan(value) else value

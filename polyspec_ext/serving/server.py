@@ -43,11 +43,9 @@ class ServerFull(PolyspecError):
 
 @dataclass(slots=True)
 class Event:
-    """New tokens of a request, or its end.
+    """New tokens of the request with the id `request`, committed by the target, or its end.
 
     Attributes:
-        request: id of the request.
-        tokens: new tokens, committed by the target.
         logprobs: log-probability of each token, as in `Output.logprobs`.
         levels: level that proposed each token: n for the drafter, 1 for the target.
         corrected: whether each token replaced a rejected one.
@@ -174,7 +172,9 @@ class Server:
             TypeError, ValueError: as for `Chain.stream`; more tokens than `max_tokens`.
             ServerFull: the queue is full.
         """
-        bound = _window_bound(speculation)
+        bound = None if speculation else 0
+        if not isinstance(speculation, bool):
+            bound = arguments.integer("speculation", speculation, arguments.SIZE_MAX)
         priority = arguments.integer("priority", priority, arguments.SIZE_MAX, -arguments.SIZE_MAX)
         logprobs = arguments.integer("logprobs", logprobs, arguments.SIZE_MAX)
         rows, mask = inputs.read("prompt", prompt)
@@ -217,27 +217,26 @@ class Server:
             RuntimeError: the chain has begun another batch, or an earlier step was interrupted.
         """
         try:
-            return self._step()
+            events = self._end_aborted()
+            self._leave()
+            self._open(events)
+            self._read(events)
+            self._join(events)
+            rows = [row for row in self._batch.rows if not row.ended]
+            if rows:
+                began = time.perf_counter()
+                before = {row.number: len(row.logprobs) for row in rows}
+                self._batch.advance()
+                seconds = time.perf_counter() - began
+                mean = self._round_seconds or seconds
+                self._round_seconds = (1 - _WEIGHT) * mean + _WEIGHT * seconds
+                events += [self._event(row, before[row.number]) for row in rows]
+            self._leave()
+            return events
         except BaseException:
             # A request may be lost between queue and batch: the server stops.
             self.chain.owner.end(self._batch)
             raise
-
-    def _step(self) -> list[Event]:
-        events = self._end_aborted()
-        self._leave()
-        self._open(events)
-        self._read(events)
-        self._join(events)
-        rows = [row for row in self._batch.rows if not row.ended]
-        if rows:
-            began = time.perf_counter()
-            before = {row.number: len(row.logprobs) for row in rows}
-            self._batch.advance()
-            self._round_seconds = _mean(self._round_seconds, time.perf_counter() - began)
-            events += [self._event(row, before[row.number]) for row in rows]
-        self._leave()
-        return events
 
     # ---- the parts of a step ---------------------------------------------------------------------
 
@@ -262,7 +261,6 @@ class Server:
         return [Event(row.number, finish_reason="abort", stats=row.stats) for row in gone]
 
     def _open(self, events: list[Event]) -> None:
-        """Give free slots to waiting requests."""
         rows: list[Row] = []
         while (row := self._next()) is not None:
             self._running[row.number] = row
@@ -356,14 +354,15 @@ class Server:
         """Return the event of a request with its new tokens from `begin` on."""
         tokens = row.tokens[len(row.tokens) - len(row.logprobs) + begin :]
         origins = row.origins[begin:]
-        asked = row.number in self._alternatives
         event = Event(
             row.number,
             tokens,
-            row.logprobs[begin:] if asked or not row.request.sampling.greedy else [],
-            [origin.level for origin in origins],
-            [origin.corrected for origin in origins],
+            levels=[origin.level for origin in origins],
+            corrected=[origin.corrected for origin in origins],
         )
+        asked = row.number in self._alternatives
+        if asked or not row.request.sampling.greedy:
+            event.logprobs = row.logprobs[begin:]
         if asked:
             pending = self._alternatives[row.number][1]
             event.alternatives = list(pending)
@@ -400,7 +399,6 @@ class _ReadingTime:
         self._means = [0.0] * 4  # weighted: of x, y, x x and x y
 
     def add(self, tokens: int, seconds: float) -> None:
-        """Add a measured pass."""
         values = tokens, seconds, tokens * tokens, tokens * seconds
         before = self._means if self._means[0] else values
         pairs = zip(before, values, strict=True)
@@ -415,16 +413,6 @@ class _ReadingTime:
             slope = y / x if x else 0.0
         fixed = max(0.0, y - slope * x)
         return int((seconds - fixed) / slope) if slope > 0 else _CHUNK
-
-
-def _mean(mean: float, latest: float) -> float:
-    return latest if mean == 0 else (1 - _WEIGHT) * mean + _WEIGHT * latest
-
-
-def _window_bound(speculation: bool | int) -> int | None:
-    if isinstance(speculation, bool):
-        return None if speculation else 0
-    return arguments.integer("speculation", speculation, arguments.SIZE_MAX)
 
 
 class AsyncServer:

@@ -26,6 +26,7 @@ from polyspec_ext.levels import IdMap
 from polyspec_ext.levels.base import InputBlock, LevelOutput
 from polyspec_ext.planning import measure, planner
 from polyspec_ext.planning.measure import Part, Setting, Workload
+from polyspec_ext.planning.store import Store
 from polyspec_ext.sampling import Sampling
 from polyspec_ext.stats import LevelStats
 
@@ -742,8 +743,6 @@ def test_as_many_chains_are_tried_as_one_likes(clock: Clock) -> None:
 
 
 def test_a_plan_is_kept(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from polyspec_ext.planning.store import Store
-
     store = Store(tmp_path)
     monkeypatch.setattr(planner, "default_store", lambda: store)
 

@@ -29,25 +29,16 @@ class RandomSeconds:
         generator = np.random.default_rng(5)
         self.known: dict[tuple[int, ...], float] = defaultdict(generator.random)
 
-    def verify(self, level: int, pending: int) -> float:
-        return self.known[level, pending]
-
-    def draft(self, tokens: int) -> float:
-        return self.known[0, tokens]
+    def __call__(self, level: int, tokens: int) -> float:
+        return self.known[level, tokens]
 
 
 class Step(NamedTuple):
-    """level 0: a draft. Tokens of each row that takes part."""
+    """Tokens of each row that takes part; its time is that of the row with the most."""
 
     level: int
     rows: tuple[int, ...]
     of_tail: int = 0  # of the tokens of all rows
-
-    def seconds(self, of: theory.PassSeconds) -> float:
-        """Return the time of the row with the most tokens."""
-        if self.level == 0:
-            return of.draft(max(self.rows))
-        return of.verify(self.level, max(self.rows))
 
 
 class Rows:
@@ -98,7 +89,7 @@ class Rows:
             if draft:  # no further than to an EOS
                 ends = [self.lengths[row] - plan.positions[row] + PROMPT for row in group]
                 rows = tuple(map(min, rows, ends))
-            yield weight, Step(0 if draft else level, rows, sum(plan.of_tail))
+            yield weight, Step(level, rows, sum(plan.of_tail))
             options = [
                 self._outcomes(
                     row, level, plan.positions[row] - PROMPT, plan.lengths[row], plan.of_tail[row]
@@ -194,8 +185,8 @@ def test_steps_are_those_of_the_state_rows(chain, proposals, more) -> None:
     steps, spent = np.zeros(len(windows) + 1), 0.0
     verified, of_tails = np.zeros(len(windows) + 1), 0.0
     for weight, step in Rows(windows, rounds, acceptance, tail=tail).steps():
-        steps[step.level - 1] += weight  # a draft's is the last
-        spent += weight * step.seconds(seconds)
+        steps[step.level - 1] += weight
+        spent += weight * seconds(step.level, max(step.rows))
         verified[step.level - 1] += weight * step.rows[0]
         of_tails += weight * step.of_tail if step.level == 1 else 0.0
     assert found.tokens == pytest.approx([length])
@@ -246,7 +237,7 @@ def test_an_endless_text_is_the_limit_of_long_ones(windows, rounds, tail) -> Non
 
 def test_rows_of_a_batch_wait_for_each_other() -> None:
     acceptance = theory.Acceptance.constant(0.8, 0.5)
-    costs = theory.ConstantSeconds([10, 3, 1])
+    costs = theory.constant_seconds(10, 3, 1)
     one = theory.expectation((5, 3), (3,), acceptance, costs)
     many = theory.expectation((5, 3), (3,), acceptance, costs, batch=4)
 
@@ -319,7 +310,7 @@ def test_batches_take_the_steps_of_the_state_rows(chain, proposals, room) -> Non
     for weight, step in Rows(windows, rounds, *texts, tail=tail).steps():
         steps[step.level - 1] += weight
         own[step.level - 1] += weight * len(step.rows)
-        spent += weight * step.seconds(seconds)
+        spent += weight * seconds(step.level, max(step.rows))
     assert found.tokens == pytest.approx([9])
     assert found.batch_steps[0] == pytest.approx(steps, abs=1e-9)
     assert found.steps[0] == pytest.approx(own, abs=1e-9)
@@ -328,15 +319,15 @@ def test_batches_take_the_steps_of_the_state_rows(chain, proposals, room) -> Non
 
 
 def test_the_target_alone() -> None:
-    alone = theory.expectation((), (), theory.Acceptance(()), theory.ConstantSeconds([0.25]))
+    alone = theory.expectation((), (), theory.Acceptance(()), theory.constant_seconds(0.25))
     assert alone.tokens_per_second == 4
     texts = theory.Acceptance((), np.array([3, 2, 1, 2, 1]))
-    found = theory.expectation((), (), texts, theory.ConstantSeconds([0.25]))
+    found = theory.expectation((), (), texts, theory.constant_seconds(0.25))
     assert found.seconds.sum(1).tolist() == [0.75, 0.5]
 
 
 def test_what_does_not_fit() -> None:
-    seconds = theory.ConstantSeconds([1, 1])
+    seconds = theory.constant_seconds(1, 1)
     with pytest.raises(ValueError, match="acceptance: expected one for each of 2 levels"):
         theory.expectation((2, 2), (1,), theory.Acceptance.constant(0.5), seconds)
     with pytest.raises(ValueError, match="rounds: expected 0 numbers"):

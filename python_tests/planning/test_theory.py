@@ -136,7 +136,7 @@ def three_models(acceptance: float, window: int) -> float:
         inner = (low + high) / 2
         low, high = (inner, high) if sum(inner**j for j in range(7)) < 4.3 else (low, inner)
     rates = theory.Acceptance.constant(acceptance, low)
-    found = theory.expectation([window, 6], [0], rates, theory.ConstantSeconds([22, 7, 1]))
+    found = theory.expectation([window, 6], [0], rates, theory.constant_seconds(22, 7, 1))
     return 22 * found.tokens_per_second
 
 

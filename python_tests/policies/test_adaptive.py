@@ -293,7 +293,7 @@ def test_renewal_model_is_the_planners(windows: list[int], bounded: bool) -> Non
             windows,
             rounds,
             theory.Acceptance.constant(*levels),
-            theory.ConstantSeconds([1.0] * (len(windows) + 1)),
+            theory.constant_seconds(*[1.0] * (len(windows) + 1)),
         )
         assert tokens == pytest.approx(theirs.length, abs=1e-9)
         assert passes == pytest.approx((theirs.steps.sum(0) / theirs.rounds.sum()).tolist())

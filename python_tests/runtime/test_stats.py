@@ -12,6 +12,7 @@ import toy
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
+from polyspec_ext.integrations.prometheus import RequestCollector
 from polyspec_ext.policies.base import RoundRecorder, StepReport
 from polyspec_ext.runtime.rows import Origin, origins
 from polyspec_ext.stats import WIDTH, LevelStats, Stats, StatsRecorder, merge
@@ -176,23 +177,25 @@ def test_table_fits_a_screen() -> None:
 # ---- Prometheus ----------------------------------------------------------------------------------
 
 
-def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def samples(*requests: Stats) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    prometheus = pytest.importorskip("prometheus_client")
     from prometheus_client.parser import text_string_to_metric_families
 
+    collector, registry = RequestCollector(), prometheus.CollectorRegistry(auto_describe=False)
+    for stats in requests:
+        collector.add(stats)
+    registry.register(collector)
     return {
         (one.name, tuple(sorted(one.labels.items()))): one.value
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families(prometheus.generate_latest(registry).decode())
         for one in family.samples
     }
 
 
-def test_prometheus_text() -> None:
-    pytest.importorskip("prometheus_client")
-    from polyspec_ext.integrations.prometheus import prometheus_text
-
+def test_metrics_have_the_counts_of_all_requests() -> None:
     chain = ps.Chain(toy.make_levels(3, vocab=20), [4, 2])
     outs = [chain.generate([1, 2], 20, temperature=1.0, seed=i).stats for i in range(3)]
-    read = samples(prometheus_text(*outs))
+    read = samples(*outs)
     total = merge(outs)
     assert read["polyspec_num_requests_total", ()] == 3
     assert read["polyspec_num_new_tokens_total", ()] == 60
@@ -214,13 +217,10 @@ def test_prometheus_text() -> None:
 
 
 def test_a_model_at_one_place_of_two_chains_is_one_series() -> None:
-    pytest.importorskip("prometheus_client")
-    from polyspec_ext.integrations.prometheus import prometheus_text
-
     two = Stats([level((2, 1)), LevelStats("small", num_proposed_tokens=2)])
     three = Stats([level((5, 5)), level((2, 2), name="middle"), LevelStats("small")])
-    read = samples(prometheus_text(two, three, namespace="own"))
-    name = "own_spec_decode_num_draft_tokens_total"
+    read = samples(two, three)
+    name = "polyspec_spec_decode_num_draft_tokens_total"
     assert read[name, (("level", "1"), ("model", "target"))] == 7
     assert read[name, (("level", "2"), ("model", "middle"))] == 2
     assert read[name, (("level", "2"), ("model", "small"))] == 0
@@ -228,8 +228,6 @@ def test_a_model_at_one_place_of_two_chains_is_one_series() -> None:
 
 def test_a_collector_can_be_registered_before_the_first_request() -> None:
     prometheus = pytest.importorskip("prometheus_client")
-    from polyspec_ext.integrations.prometheus import RequestCollector
-
     collector = RequestCollector()
     registry = prometheus.CollectorRegistry()
     registry.register(collector)
@@ -241,8 +239,6 @@ def test_a_collector_can_be_registered_before_the_first_request() -> None:
 
 def test_memory_of_a_collector_does_not_grow_with_requests() -> None:
     pytest.importorskip("prometheus_client")
-    from polyspec_ext.integrations.prometheus import RequestCollector
-
     collector, stats = RequestCollector(), Stats([level(*[(2, 1)] * 1000)])
     collector.add(stats)
     tracemalloc.start()
@@ -256,8 +252,6 @@ def test_memory_of_a_collector_does_not_grow_with_requests() -> None:
 
 
 def test_without_prometheus_client_the_error_says_what_to_install(monkeypatch) -> None:
-    from polyspec_ext.integrations import prometheus as metrics
-
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ImportError, match="pip install prometheus-client"):
-        metrics.prometheus_text(Stats([LevelStats()]))
+        RequestCollector()

@@ -19,7 +19,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("openai")
 httpx = pytest.importorskip("httpx")
 
-from endpoint import QUESTION, Served  # noqa: E402
+from endpoint import QUESTION, Served, model_of  # noqa: E402
 
 from polyspec_ext.chat import StopStrings  # noqa: E402
 from polyspec_ext.serving import protocol  # noqa: E402
@@ -207,9 +207,10 @@ def test_log_probabilities_are_those_of_the_chain(served, client, stream, temper
 
 def test_requests_follow_the_models_own_file() -> None:
     chain = ps.Chain([tiny.path("drafter")])
+    model = protocol.Model("m", tiny.tokenizer(), [], [], chain.text_options)
+    assert protocol.read({"prompt": [5]}, model, False).options[0]["temperature"] == 1.0
     file = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.2}
     chain.levels[0].model.generation_config.update(**file)
-    model = protocol.Model("m", tiny.tokenizer(), [], [], text_options=chain.text_options)
     for given, temperature, top_p, penalty in (
         ({}, 0.7, 0.8, 1.2),
         ({"do_sample": False}, 0.0, 0.8, 1.2),
@@ -219,13 +220,11 @@ def test_requests_follow_the_models_own_file() -> None:
         [options] = protocol.read({"prompt": [5], **given}, model, False).options
         assert (options["temperature"], options["top_p"]) == (temperature, top_p)
         assert options["rules"].repetition_penalty == penalty
-    plain = protocol.Model("m", tiny.tokenizer(), [], [])
-    assert protocol.read({"prompt": [5]}, plain, False).options[0]["temperature"] == 1.0
 
 
 def answered(tokenizer: Any, body: dict[str, Any], *events: Event) -> dict[str, Any]:
     """Return the answer to a completion whose request has these events."""
-    model = protocol.Model("m", tokenizer, [], [])
+    model = model_of(tokenizer)
     wanted = protocol.read({"prompt": [5], **body}, model, False)
     choices = [protocol.Choice(wanted, model, number) for number in range(len(wanted.options))]
     pieces = [choice.add(event) for choice, event in zip(choices, events, strict=True)]
@@ -411,7 +410,7 @@ def test_messages_reach_the_template_whole() -> None:
         "[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
         "{% endfor %}{% endfor %}{% if add_generation_prompt %}>{% endif %}{{ enable_thinking }}"
     )
-    model = protocol.Model("m", tokenizer, [1], [1])
+    model = model_of(tokenizer, 1)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     asked = {"messages": [{"role": "user", "content": parts}]}
     calls = [{"id": "1", "type": "function", "function": {"name": "g", "arguments": "{}"}}]
@@ -528,7 +527,7 @@ def test_the_table_of_the_page_has_every_field() -> None:
     shown = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in row.split(", ")}
     source = Path(protocol.__file__).read_text(encoding="utf-8")
     taken = set(re.findall(r'take\(\s*"(\w+)"', source)) | set(protocol.RULES)
-    taken |= {f"guided_{name}" for name in protocol.GRAMMARS} | {"temperature", "top_p", "min_p"}
+    taken |= {f"guided_{name}" for name in protocol.GRAMMARS} | set(protocol.OPTIONS)
     taken |= {"max_tokens", "response_format", "enable_thinking", "add_generation_prompt"}
     inner = {"include_usage", "json_object", "type", "schema", "strict", "text"}
     taken -= {"stream_options", *inner}

@@ -27,7 +27,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
 
-from endpoint import Served, connection, head, post, wait_for  # noqa: E402
+from endpoint import Served, connection, head, model_of, post, wait_for  # noqa: E402
 from resident import allocated  # noqa: E402
 
 from polyspec_ext.cli import serve  # noqa: E402
@@ -317,7 +317,7 @@ class Slow:
 )
 def test_what_is_too_long_is_not_tokenized(chat, body, param) -> None:
     tokenizer = Slow()
-    model = protocol.Model("m", tokenizer, [1], [1], context=100)
+    model = model_of(tokenizer, 1, context=100)
     with pytest.raises(protocol.Refusal, match="expected at most") as error:
         protocol.read(body, model, chat)
     assert (error.value.status, error.value.param) == (400, param)

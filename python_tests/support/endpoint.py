@@ -15,6 +15,7 @@ import uvicorn
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
+from polyspec_ext.serving import protocol
 from polyspec_ext.serving.api import Endpoint
 
 QUESTION = tiny.QUESTIONS[0]
@@ -75,6 +76,16 @@ class Served:
         """Return the text of a request that nothing else disturbs."""
         ids = self.tokenizer(prompt)["input_ids"]
         return str(self.alone.generate(ids, **options).text[0])
+
+
+def model_of(tokenizer: Any, *ends: int, **options: Any) -> protocol.Model:
+    """Return a served model without a generation_config.json."""
+
+    def text_options(default_temperature: float, **given: Any) -> dict[str, Any]:
+        known = {name: value for name, value in given.items() if value is not None}
+        return {"temperature": default_temperature, **known}
+
+    return protocol.Model("m", tokenizer, ends, ends, text_options, **options)
 
 
 def wait_for(holds: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -51,8 +51,10 @@ import importlib, pkgutil, polyspec_ext
 names = [one.name for one in pkgutil.walk_packages(polyspec_ext.__path__, "polyspec_ext.")]
 for name in names:
     if not name.endswith("__main__"):
-        importlib.import_module(name)
-print(*names)
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            print(name, error)
 """
 
 
@@ -94,7 +96,8 @@ def test_every_module_imports_without_optional_packages(tmp_path: Path) -> None:
     assert run("-c", "import pytest").returncode != 0
     imported = run("-c", _IMPORT_ALL)
     assert imported.returncode == 0, imported.stderr
-    assert {"polyspec_ext.cli", "polyspec_ext.chain"} <= set(imported.stdout.split())
+    (endpoint,) = imported.stdout.splitlines()
+    assert endpoint.startswith("polyspec_ext.serving.api the endpoint needs Starlette")
     help = run("-m", "polyspec_ext", "plan", "--help")
     assert help.returncode == 0, help.stderr
 

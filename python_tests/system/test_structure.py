@@ -304,7 +304,8 @@ def run_without(folder: Path, gone: set[str]) -> str:
     """Import what is left, and generate with three levels; return the tokens."""
     without_rooms(folder, gone)
     left = [m for m in sources(ROOT, "polyspec_ext") if room_of(m) not in gone]
-    left = [m for m in left if m != "polyspec_ext.__main__" and ".vllm" not in m]
+    extras = ("polyspec_ext.__main__", "polyspec_ext.serving.api")  # which runs, and needs packages
+    left = [m for m in left if m not in extras and ".vllm" not in m]
     words = [sys.executable, "-c", _ALONE, str(ROOT), *left]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=folder)
     return done.stdout
