@@ -37,10 +37,12 @@ class HiddenStates(NamedTuple):
 
 
 class TreeSize(NamedTuple):
-    """Maximum numbers of nodes that the level above verifies, and that the drafter reads."""
+    """Maximum numbers of nodes that the level above verifies, and that the drafter reads; the
+    drafter's passes."""
 
     nodes: int
     read: int
+    passes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,15 +84,11 @@ class FeatureCache:
 
     def allocate(self, groups: int, width: int) -> None:
         """Allocate keys and values, ``[B, groups, C, width]``, before the first pass."""
+        shape = self.cache.rows.batch, groups, 0, width
+        empty = torch.empty(shape, dtype=self.dtype, device=self.device)
         for layer in self.cache.layers:
-            self._hold(layer, groups, width, width)
-
-    def _hold(self, layer: Any, heads: int, *widths: int) -> None:
-        if not layer.is_initialized:
-            form: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
-            batch = self.cache.rows.batch
-            tensors = (torch.empty(batch, heads, 0, width, **form) for width in widths)
-            layer.lazy_initialization(*tensors)
+            if not layer.is_initialized:
+                layer.lazy_initialization(empty, empty)
 
     def _empty(self, batch: int, capacity: int) -> RollbackCache:
         return RollbackCache(
@@ -339,76 +335,57 @@ class Block(nn.Module):
         return out
 
 
-class LastStateHeads(nn.Module):
-    """Heads that draft ``count`` tokens ahead, with tensors under the published names. `count` is
-    the number of heads in the checkpoint's `tensors`, 0 if no name is of this kind."""
+class MedusaHeads(nn.Module):
+    """Medusa heads, with tensors under the published names. Head i has blocks x + silu(W x + b) and
+    a product to the vocabulary. It predicts the token i + 2 positions after the token of the state.
+    `count` is the number of heads in the checkpoint's `tensors`, 0 if no name is of this kind."""
 
-    FILE: ClassVar[str]  # name of the checkpoint's file
-    FIRST: ClassVar[str]  # name of a tensor in it, for messages
-    FORM: ClassVar[tuple[str, str] | None] = None  # a key of config.json and its required value
-    count: int
+    # Name of the checkpoint's file, prefix of the heads' numbers, and the first tensor.
+    FILE, BEGIN, FIRST = "medusa_lm_head.pt", "", "0.0.linear.weight"
 
     def __init__(self, tensors: Mapping[str, Tensor], target: Target) -> None:
         super().__init__()
-        self.hidden_size, self.vocab_size = target.hidden_size, target.vocab_size
-
-    def below(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """Return the next head's inputs ``[B, n, S]`` after the drafted tokens ``[B, n]``, from the
-        inputs of the head that drafted them; the first head's is the verifier's state."""
-        raise NotImplementedError
-
-    def logits(self, states: Tensor, head: int) -> Tensor:
-        raise NotImplementedError
-
-    def tensors(self) -> list[Tensor]:
-        return [*self.parameters(), *self.buffers()]
-
-
-class MedusaHeads(LastStateHeads):
-    """Medusa heads. Head i has blocks x + silu(W x + b) and a product to the vocabulary. It
-    predicts the token i + 2 positions after the token of the state."""
-
-    FILE, FIRST = "medusa_lm_head.pt", "0.0.linear.weight"
-
-    def __init__(self, tensors: Mapping[str, Tensor], target: Target) -> None:
-        super().__init__(tensors, target)
+        self.hidden_size, self.vocab_size = width, _ = target.hidden_size, target.vocab_size
         # Keys: {head}.{block}.linear.weight and .bias, {head}.{blocks}.weight. (Several blocks
         # share their weights, and keys repeat.)
-        self.count = count_of(tensors, "")
+        self.count = count_of(tensors, self.BEGIN)
         blocks = count_of((key for key in tensors if ".linear." in key), "0.")
-        width = self.hidden_size
         for i in range(self.count):
             head = [Block(nn.Linear(width, width)) for _ in range(blocks)]
             last = nn.Linear(width, self.vocab_size, bias=False)
             self.add_module(str(i), nn.Sequential(*head, last))
 
     def below(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """Return the next head's inputs ``[B, n, S]`` after the drafted tokens ``[B, n]``, from the
+        inputs of the head that drafted them; the first head's is the verifier's state."""
         return states
 
     def logits(self, states: Tensor, head: int) -> Tensor:
         out: Tensor = self.get_submodule(str(head))(states)
         return out
 
+    def tensors(self) -> list[Tensor]:
+        return [*self.parameters(), *self.buffers()]
 
-class HydraHeads(LastStateHeads):
-    """Hydra heads. Head i reads x, the state and the target's embeddings of the i + 1 tokens after
-    it, concatenated. Its first block is R x + silu(W x), and the others are x + silu(W x)."""
 
-    FILE, FIRST = "hydra_lm_head.pt", "hydra_lm_head.0.weight"
-    FORM = ("hydra_head_arch", "mlp")
+class HydraHeads(nn.Module):
+    """Hydra heads, as `MedusaHeads`. Head i reads x, the state and the target's embeddings of the
+    i + 1 tokens after it, concatenated. Its first block is R x + silu(W x), and the others are
+    x + silu(W x)."""
+
+    FILE, BEGIN, FIRST = "hydra_lm_head.pt", "hydra_lm_head.", "hydra_lm_head.0.weight"
 
     def __init__(self, tensors: Mapping[str, Tensor], target: Target) -> None:
-        super().__init__(tensors, target)
+        super().__init__()
+        self.hidden_size, self.vocab_size = width, size = target.hidden_size, target.vocab_size
         # In a list, so that it is no submodule: its tensors are not the checkpoint's.
         self._embed: list[nn.Module] = [target.model.get_input_embeddings()]
-        width = self.hidden_size
-        self.count = count_of(tensors, "hydra_lm_head.")
+        self.count = count_of(tensors, self.BEGIN)
 
         def product(key: str, inner: int, outer: int) -> nn.Linear:
             return nn.Linear(inner, outer, bias=f"{key}.bias" in tensors)
 
-        self.hydra_mlp = nn.ModuleList()
-        self.hydra_lm_head = nn.ModuleList()
+        self.hydra_mlp, self.hydra_lm_head = nn.ModuleList(), nn.ModuleList()
         for i in range(self.count):
             key, wide = f"hydra_mlp.{i}", (i + 2) * width
             residual = product(f"{key}.0.res_connection", wide, width)
@@ -416,7 +393,7 @@ class HydraHeads(LastStateHeads):
             for j in range(1, count_of(tensors, f"{key}.")):
                 blocks.append(Block(product(f"{key}.{j}.linear", width, width)))
             self.hydra_mlp.append(nn.Sequential(*blocks))
-            self.hydra_lm_head.append(product(f"hydra_lm_head.{i}", width, self.vocab_size))
+            self.hydra_lm_head.append(product(f"hydra_lm_head.{i}", width, size))
 
     def below(self, states: Tensor, tokens: Tensor) -> Tensor:
         return torch.cat([states, self._embed[0](tokens).to(states.dtype)], -1)
@@ -426,9 +403,11 @@ class HydraHeads(LastStateHeads):
         return out
 
     def tensors(self) -> list[Tensor]:
-        return [*super().tensors(), *self._embed[0].parameters(), *self._embed[0].buffers()]
+        parts = (self, *self._embed)
+        return [x for module in parts for x in (*module.parameters(), *module.buffers())]
 
 
+LastStateHeads = MedusaHeads | HydraHeads
 _Drafter = TypeVar("_Drafter", bound="LastStateDrafter")
 
 
@@ -453,7 +432,6 @@ class LastStateDrafter:
         self.vocab_size = heads.vocab_size
         self.max_length: int | None = None
         self.num_forward_passes = 0
-        self._passes: dict[int, int] = {}  # passes of a draft by the tree's depth
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return the type and its arguments, for `copy` and `pickle`."""
@@ -486,26 +464,19 @@ class LastStateDrafter:
         model = Target(target)
         arguments.instance("tree", tree, Tree)
         arguments.dtype("dtype", dtype)
-        kind = cls.HEADS
-        folder = checkpoint.folder_of(location, (kind.FILE, "*.json"))
-        if kind.FORM is not None and (folder / "config.json").is_file():
-            key, expected = kind.FORM
-            form = checkpoint.read_config(folder).get(key, expected)
-            if form != expected:
-                raise ValueError(f"{folder}: {key}: expected {expected!r}, given {form!r}")
-        name = str(folder / kind.FILE)
-        tensors = checkpoint.read_file(folder / kind.FILE)
-
-        def make() -> LastStateHeads:
-            heads = kind(tensors, model)
-            if heads.count == 0:
-                raise ValueError(
-                    f"{name}: expected {cls.__name__}'s tensors, {kind.FIRST} and so on, given "
-                    f"{', '.join(sorted(tensors)[:3]) or 'none'}"
-                )
-            return heads
-
-        heads = model.load(make, tensors, dtype, name)
+        folder = checkpoint.folder_of(location, (cls.HEADS.FILE, "*.json"))
+        if cls.HEADS is HydraHeads and (folder / "config.json").is_file():
+            form = checkpoint.read_config(folder).get("hydra_head_arch", "mlp")
+            if form != "mlp":
+                raise ValueError(f"{folder}: hydra_head_arch: expected 'mlp', given {form!r}")
+        name = str(folder / cls.HEADS.FILE)
+        tensors = checkpoint.read_file(folder / cls.HEADS.FILE)
+        if not count_of(tensors, cls.HEADS.BEGIN):
+            raise ValueError(
+                f"{name}: expected {cls.__name__}'s tensors, {cls.HEADS.FIRST} and so on, given "
+                f"{', '.join(sorted(tensors)[:3]) or 'none'}"
+            )
+        heads = model.load(lambda: cls.HEADS(tensors, model), tensors, dtype, name)
         return cls(heads, tree or DynamicTree(), Path(str(location)).name, model.pack)
 
     @property
@@ -545,24 +516,17 @@ class LastStateDrafter:
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """Draft as `BatchedDrafter.draft`. A text of a single token has no state and no draft."""
-        heads, passes = self._runs, 0
-        depth, entries = min(inputs.most, self.num_heads), inputs.vocab_size
-
-        def logits(states: Tensor, head: int) -> Tensor:
-            nonlocal passes
-            passes += 1
-            return heads.logits(states, head)[..., :entries]
+        heads, depth, entries = self._runs, min(inputs.most, self.num_heads), inputs.vocab_size
 
         def expand(
-            tokens: Tensor, above: Tensor, depth: int, ancestors: Tensor
+            tokens: Tensor, above: Tensor, depth: int, ancestors: Tensor | None
         ) -> tuple[Tensor, Tensor]:
             states = heads.below(above, tokens)
-            return states, logits(states, depth)
+            return states, heads.logits(states, depth)[..., :entries]
 
         def grown(state: Tensor, token: Tensor, lengths: Tensor) -> Nodes:
-            nonlocal passes
-            passes, first = 0, heads.below(state, token)
-            return self.tree.grow(logits(first, 0)[:, 0], first, lengths, depth, expand)
+            first, logits = expand(token, state, 0, None)
+            return self.tree.grow(logits[:, 0], first, lengths, depth, expand)
 
         state, known = self._state(inputs)
         lengths = torch.where(known, inputs.lengths.on(self.device), 0)
@@ -576,11 +540,8 @@ class LastStateDrafter:
                 "a draft", (depth, entries), self.reserve_span, tensors,
                 lambda *x: (grown(*x).table(),),
             )  # fmt: skip
-            assert table is not None
             nodes = Nodes.of(table.cpu())
-        # (A replay runs no Python.)
-        passes = self._passes[depth] = passes or self._passes[depth]
-        self.num_forward_passes += passes
+        self.num_forward_passes += self._tree_size(depth).passes
         return DraftBlock(nodes.tokens, nodes.counts, parents=nodes.parents)
 
     def _state(self, inputs: DraftInput) -> tuple[Tensor, Tensor]:

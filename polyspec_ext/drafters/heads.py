@@ -85,7 +85,6 @@ class HeadNetwork(nn.Module):
     operators: LayerOperators | None = None
     key_shape: tuple[int, int] | None = None
     longest = 0
-    new_cache: Callable[..., FeatureCache] = FeatureCache
 
     def packed(self: _Network) -> _Network:
         """Return a copy on packed weights, with fused norms, activations and layers of known
@@ -310,7 +309,7 @@ class HeadPasses:
         # (A packed product has a dtype, and no weights.)
         self._head_dtype: torch.dtype = getattr(getattr(head, "weight", head), "dtype", self.dtype)
         self.config = config = network.config
-        self.features = network.new_cache(
+        self.features = FeatureCache(
             config.layer, config.feature_size, config.hidden_size, self.dtype, self.device
         )
         self._weights: MemoryKey | None = None  # None: not collected since `begin`
@@ -483,7 +482,6 @@ class HeadDrafter:
         self.vocab_size, self.device = head.vocab_size, head.device
         self.max_length: int | None = head.config.layer.max_position_embeddings
         self._draw, self.num_forward_passes = draw, 0
-        self._passes: dict[int, int] = {}  # passes of a draft by the tree's depth
 
     def stamp(self) -> object:
         """Return the stamp of the head's weights, as `ModelLevel.stamp`."""
@@ -594,9 +592,7 @@ class HeadDrafter:
 
     @torch.inference_mode()
     def rollback(self, lengths: RowCounts) -> RowCounts:
-        counts = RowCounts.of(lengths)
-        if counts.host is not None:  # else the next draft calls `keep`
-            self._head.features.keep(counts.less(1))
+        self._head.features.rollback(lengths)
         return lengths
 
     @torch.inference_mode()
@@ -645,20 +641,15 @@ class HeadDrafter:
 
     def _draft_tree(self, tree: Tree, inputs: DraftInput, states: Tensor) -> DraftBlock:
         head, id_map, most = self._head, self._head.id_map, inputs.most
-        entries = id_map.entries_below(inputs.vocab_size)
-        passes = 0
+        entries, size = id_map.entries_below(inputs.vocab_size), self._tree_size(most)
 
         def expand(
             tokens: Tensor, above: Tensor, depth: int, ancestors: Tensor
         ) -> tuple[Tensor, Tensor]:
-            nonlocal passes
-            passes += 1
             out = head.step(id_map.to_above(tokens), above, depth, ancestors)
             return out, head.logits(out)[..., :entries]
 
         def grown(states: Tensor, lengths: Tensor) -> Nodes:
-            nonlocal passes
-            passes = 1
             first = head.logits(states)[:, 0, :entries]
             nodes = tree.grow(first, states, lengths, most, expand)
             return nodes._replace(tokens=id_map.to_above(nodes.tokens))
@@ -667,12 +658,10 @@ class HeadDrafter:
         if inputs.passes is None:
             nodes = grown(*tensors)
         else:
-            read, rows = self._tree_size(most).read, len(states)
+            read, rows = size.read, len(states)
             table = head.captured(
                 (most, entries), tensors, lambda *x: grown(*x).table(), [read] * rows, read
             )
             nodes = Nodes.of(table.cpu())
-        # (A replay runs no Python.)
-        passes = self._passes[most] = passes or self._passes[most]
-        self.num_forward_passes += passes
+        self.num_forward_passes += size.passes
         return DraftBlock(nodes.tokens, nodes.counts, parents=nodes.parents)

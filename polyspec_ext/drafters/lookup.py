@@ -119,38 +119,6 @@ class SuffixMatch:
 # ---- a table of n-grams --------------------------------------------------------------------------
 
 
-class _Counts:
-    """Counts of the tokens after each n-gram, and texts that are not counted yet."""
-
-    def __init__(self, sizes: range, limit: int) -> None:
-        self.sizes, self.limit = sizes, limit
-        self.followers: dict[Key, dict[int, int]] = {}  # oldest n-gram first
-        self.open: list[list[int]] = []  # texts of requests begun since the last `close`
-
-    def add(self, tokens: Sequence[int]) -> None:
-        for end, token in enumerate(tokens):
-            for key in _suffixes(tokens[max(0, end - self.sizes.start) : end], self.sizes):
-                counts = self.followers.pop(key, {})
-                counts[token] = counts.pop(token, 0) + 1
-                self.followers[key] = counts  # the latest last
-        while len(self.followers) > self.limit:
-            del self.followers[next(iter(self.followers))]
-
-    def close(self, ended: list[int] | None = None) -> None:
-        """Count and close all open texts, or only `ended`: their requests have ended."""
-        for text in list(self.open):
-            if ended is None or text is ended:
-                self.open = [other for other in self.open if other is not text]
-                self.add(text)
-
-    def best(self, tokens: Sequence[int]) -> int | None:
-        """Return the most frequent token after the longest known suffix; of equals the latest."""
-        for key in _suffixes(tokens, self.sizes):
-            if counts := self.followers.get(key):
-                return max(reversed(counts), key=counts.__getitem__)
-        return None
-
-
 class NGramTable:
     """A drafter that proposes, token by token, the most frequent token after the longest known
     suffix of `min_ngram` to `max_ngram` tokens, in earlier outputs and in texts passed to `learn`.
@@ -180,36 +148,63 @@ class NGramTable:
     ) -> None:
         sizes = _ngram_sizes(max_ngram, min_ngram)
         self.learning = arguments.flag("learning", learning)
-        self._counts = _Counts(sizes, arguments.integer("max_entries", max_entries, low=1))
+        self._sizes, self._limit = sizes, arguments.integer("max_entries", max_entries, low=1)
+        # Forks share the counts of the tokens after each n-gram, oldest n-gram first, and the texts
+        # that are not counted yet, of requests begun since the last `_close`.
+        self._followers: dict[Key, dict[int, int]] = {}
+        self._open: list[list[int]] = []
         self._text: list[int] = []
 
     def __len__(self) -> int:
         """Return the number of known n-grams."""
-        return len(self._counts.followers)
+        return len(self._followers)
 
     def fork(self) -> NGramTable:
         """Return a drafter over the same table."""
-        self._counts.close()
+        self._close()
         other = NGramTable.__new__(NGramTable)
         other.__dict__.update(self.__dict__, _text=[])
         return other
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Count the n-grams of a text ``[n]``, for example an earlier output."""
-        self._counts.add(arguments.row_integers("tokens", tokens))
+        self._add(arguments.row_integers("tokens", tokens))
+
+    def _add(self, tokens: Sequence[int]) -> None:
+        for end, token in enumerate(tokens):
+            for key in _suffixes(tokens[max(0, end - self._sizes.start) : end], self._sizes):
+                counts = self._followers.pop(key, {})
+                counts[token] = counts.pop(token, 0) + 1
+                self._followers[key] = counts  # the latest last
+        while len(self._followers) > self._limit:
+            del self._followers[next(iter(self._followers))]
+
+    def _close(self, ended: list[int] | None = None) -> None:
+        """Count and close all open texts, or only `ended`: their requests have ended."""
+        for text in list(self._open):
+            if ended is None or text is ended:
+                self._open[:] = [other for other in self._open if other is not text]
+                self._add(text)
+
+    def _best(self, tokens: Sequence[int]) -> int | None:
+        """Return the most frequent token after the longest known suffix; of equals the latest."""
+        for key in _suffixes(tokens, self._sizes):
+            if counts := self._followers.get(key):
+                return max(reversed(counts), key=counts.__getitem__)
+        return None
 
     def propose(self, context: Context, k: int) -> Proposal:
         """Propose up to `k` tokens, as many as the table knows."""
         if context.valid == 0:
-            self._counts.close(self._text)  # a request ends when the next begins
+            self._close(self._text)  # a request ends when the next begins
             self._text = []
             if self.learning:
-                self._counts.open.append(self._text)
+                self._open.append(self._text)
         self._text[context.valid :] = context.tokens[context.valid :]
-        recent = context.tokens[-self._counts.sizes.start :]
+        recent = context.tokens[-self._sizes.start :]
         known = len(recent)
         while len(recent) < known + k:
-            token = self._counts.best(recent)
+            token = self._best(recent)
             if token is None:
                 break
             recent.append(token)
@@ -218,13 +213,12 @@ class NGramTable:
     def save(self, path: str | Path) -> None:
         """Write the table as JSON, including unfinished texts."""
         path = arguments.path("path", path)
-        self._counts.close()
-        counts = self._counts
+        self._close()
         content = {
-            "max_ngram": counts.sizes.start,
-            "min_ngram": counts.sizes.stop + 1,
-            "max_entries": counts.limit,
-            "followers": [[list(k), list(n.items())] for k, n in counts.followers.items()],
+            "max_ngram": self._sizes.start,
+            "min_ngram": self._sizes.stop + 1,
+            "max_entries": self._limit,
+            "followers": [[list(k), list(n.items())] for k, n in self._followers.items()],
         }
         replace_text(path, json.dumps(content))
 
@@ -238,7 +232,7 @@ class NGramTable:
             table = cls(
                 content["max_ngram"], content["min_ngram"], content["max_entries"], learning
             )
-            table._counts.followers = {
+            table._followers = {
                 tuple(map(int, key)): {int(token): int(count) for token, count in counts}
                 for key, counts in content["followers"]
             }

@@ -113,7 +113,7 @@ class DraftModel:
 
     def _tree_size(self, depth: int) -> TreeSize:
         depth = min(depth, DEEPEST)
-        return TreeSize(self.paths * depth, self.paths * (depth - 1))
+        return TreeSize(self.paths * depth, self.paths * (depth - 1), depth)
 
     @property
     def one_at_a_time(self) -> str:

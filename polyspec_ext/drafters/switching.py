@@ -24,11 +24,11 @@ from .proposals import ProposalDrafter, cut_at_eos
 
 
 class SwitchingDrafter:
-    """A drafter that drafts with its member number `active`, for all rows of a batch.
+    """A drafter that drafts with its member number `active`, for all rows of a batch. A member
+    reads missed tokens when it drafts: an unused member reads only the prompt.
 
-    A member reads missed tokens when it drafts: this is the cost of a switch, and an unused member
-    reads only the prompt. `active` changes between drafts, and may depend only on past rounds
-    (contract C2); a window policy sets it (`policies.DrafterChoice`).
+    `active` may depend only on past rounds (contract C2); a window policy sets it between drafts
+    (`policies.DrafterChoice`).
 
     Args:
         members: drafters of chains of tokens without hidden states: `DraftModel`, `PromptLookup`,
@@ -39,7 +39,6 @@ class SwitchingDrafter:
 
     Attributes:
         active: index of the member that drafts next.
-        member_levels: results of `levels_of` for all members.
 
     Raises:
         TypeError: a member is no drafter, or a number is of another type.
@@ -60,9 +59,8 @@ class SwitchingDrafter:
         level = arguments.integer("level", level, arguments.LEVEL_MAX, 1)
         for number, member in enumerate(entries):
             if isinstance(member, type) or not isinstance(member, Drafter | BatchedDrafter):
-                raise TypeError(
-                    f"members[{number}]: expected a drafter, given {arguments.shown(member)}"
-                )
+                shown = arguments.shown(member)
+                raise TypeError(f"members[{number}]: expected a drafter, given {shown}")
         sizes = [entry.vocab_size for entry in entries if isinstance(entry, BatchedDrafter)]
         if vocab_size is None and not sizes:
             raise ValueError("vocab_size: expected that of the level above, given None")
@@ -85,18 +83,15 @@ class SwitchingDrafter:
                     f"{entry.name} again"
                 )
             self.member_levels += caches
-        devices = {member.device for member in self.members}
+        devices = sorted({str(member.device) for member in self.members})
         if len(devices) > 1:
-            raise ValueError(
-                f"members: expected drafters on one device, given {sorted(map(str, devices))}"
-            )
+            raise ValueError(f"members: expected drafters on one device, given {devices}")
         self.device = self.members[0].device
         self.vocab_size = max(member.vocab_size for member in self.members)
         self.input_vocab_size = max(map(input_vocab_size, self.members))
         self._maps = [id_map_of(member).of_text(arguments.SIZE_MAX) for member in self.members]
-        self.max_length = min(
-            (m.max_length for m in self.members if m.max_length is not None), default=None
-        )
+        longest = (m.max_length for m in self.members if m.max_length is not None)
+        self.max_length = min(longest, default=None)
         self.name = " | ".join(member.name for member in self.members)
         self.active = 0
         # By member: number of tokens read by row, and rows of logits of the latest draft.
@@ -114,7 +109,7 @@ class SwitchingDrafter:
     @property
     def one_at_a_time(self) -> str:
         """Reason why a member takes no batches."""
-        alone: Any = next(member for member in self.members if not member.capabilities.batches)
+        alone = next(member for member in self.members if not member.capabilities.batches)
         return str(getattr(alone, "one_at_a_time", f"{alone.name} serves one at a time"))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -124,11 +119,10 @@ class SwitchingDrafter:
 
     def prefill(self, prompts: PromptBatch) -> None:
         batch, width = prompts.tokens.shape
-        counts = [width] * batch if prompts.counts is None else [int(n) for n in prompts.counts]
         for number, member in enumerate(self.members):
             known = self._maps[number].to_below(prompts.tokens)
             member.prefill(prompts._replace(tokens=known))
-            self._lengths[number] = list(counts)
+            self._lengths[number] = list(prompts.counts or [width] * batch)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         """Read nothing: a member reads missed tokens when it drafts."""

@@ -138,7 +138,8 @@ class DynamicTree:
 
     def size(self, depth: int, vocab_size: int) -> TreeSize:
         k = min(self.top_k, vocab_size)
-        return TreeSize(min(k + (depth - 1) * k * k, self.total_tokens - 1), read=(depth - 1) * k)
+        nodes = min(k + (depth - 1) * k * k, self.total_tokens - 1)
+        return TreeSize(nodes, (depth - 1) * k, depth)
 
 
 def _likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -248,7 +249,7 @@ class StaticTree:
     def size(self, depth: int, vocab_size: int) -> TreeSize:
         inner = set(self.parents)
         read = sum(1 for node, at in enumerate(self.depths) if at < depth and node in inner)
-        return TreeSize(sum(at <= depth for at in self.depths), read)
+        return TreeSize(sum(at <= depth for at in self.depths), read, min(depth, self.depths[-1]))
 
     def _ranked(self, logits: Tensor, level: Sequence[int]) -> Tensor:
         most = max(rank for rank, up in zip(self.ranks, self.parents, strict=True) if up in level)

@@ -328,7 +328,7 @@ class RoundPlanner:
     def tree_size(self, plan: RoundPlan) -> TreeSize:
         """Return the size of the trees of a round."""
         size = self._tree_size
-        return TreeSize(0, 0) if size is None or not plan.drafts else size(plan.drafts)
+        return TreeSize(0, 0, 0) if size is None or not plan.drafts else size(plan.drafts)
 
     def drafted(
         self, step: Step | PlannedStep, entries: Sequence[Entry]

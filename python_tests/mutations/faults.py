@@ -728,8 +728,8 @@ FAULTS = (
     Fault(
         "drafters: a row learns from the row before it",
         "polyspec_ext/drafters/lookup.py",
-        "            self._counts.close(self._text)  # a request ends when the next begins",
-        "            self._counts.close()",
+        "            self._close(self._text)  # a request ends when the next begins",
+        "            self._close()",
         ("python_tests/drafters/test_lookup.py::test_rows_of_a_batch_do_not_see_each_other",),
     ),
     Fault(
