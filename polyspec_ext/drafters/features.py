@@ -701,10 +701,11 @@ class HiddenWindow:
         torch.minimum(self.end, lengths, out=self.end)
         torch.minimum(self.begin, lengths, out=self.begin)
 
-    def forget(self, part: Tensor, complete: Callable[[], Tensor], counts: Tensor) -> None:
+    def forget(self, part: Tensor, ended: Sequence[bool], counts: Tensor) -> None:
         """Drop the `counts` states of rows with `part` 1, ``[B]`` int64, else 0, after the drafter
-        has read them, and maybe of rows whose text is `complete`."""
-        torch.where(part + complete() > 0, self.end, self.begin, out=self.begin)
+        has read them, and maybe of rows that have `ended`. Rows that idle in this round keep
+        their states."""
+        torch.where((part > 0) | torch.tensor(ended), self.end, self.begin, out=self.begin)
         if not (self.end > self.begin).any():
             self._layers = {}  # states of a prompt may be large
 
@@ -809,7 +810,7 @@ class HiddenRing(HiddenWindow):
             layers = dict(zip(self._sizes, parts, strict=True))
         return HiddenStates(layers, self.begin, self.end - self.begin)
 
-    def forget(self, part: Tensor, complete: Callable[[], Tensor], counts: Tensor) -> None:
+    def forget(self, part: Tensor, ended: Sequence[bool], counts: Tensor) -> None:
         self.begin.addcmul_(counts, part)  # one operator
 
     def select(self, rows: Sequence[int | None]) -> None:

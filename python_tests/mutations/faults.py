@@ -31,6 +31,36 @@ class Fault(NamedTuple):
 
 FAULTS = (
     Fault(
+        "runtime: rows that idle in a round lose their hidden states",
+        "polyspec_ext/runtime/engine.py",
+        "[row.ended for row in self.slots], states",
+        "[not row.active for row in self.slots], states",
+        (
+            "python_tests/runtime/test_cached_prompts.py::"
+            "test_requests_that_come_and_go_have_their_texts[eagle]",
+        ),
+    ),
+    Fault(
+        "kv_cache: rows that move up take the keys of the row above",
+        "polyspec_ext/kv_cache/layers.py",
+        "self.keys[slot].copy_(self.keys[row])",
+        "self.keys[slot].copy_(self.keys[max(0, row - 1)])",
+        (
+            "python_tests/runtime/test_cached_prompts.py::"
+            "test_requests_that_come_and_go_have_their_texts[three]",
+        ),
+    ),
+    Fault(
+        "kv_cache: a copy is restored with tokens of another text",
+        "polyspec_ext/kv_cache/prefixes.py",
+        "copies.setdefault(level, []).append((copy, min(size, count)))",
+        "copies.setdefault(level, []).append((copy, size))",
+        (
+            "python_tests/runtime/test_cached_prompts.py::"
+            "test_requests_that_come_and_go_have_their_texts[three]",
+        ),
+    ),
+    Fault(
         "runtime: draws are keyed anew after a failed round",
         "polyspec_ext/runtime/engine.py",
         "self._rows.state.begin_again(counts[[indices[id(row)] for row in self.slots]])",

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from any_head import head_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from small_models import llama
 from transformers import DynamicCache
 
@@ -189,9 +191,105 @@ def test_nothing_is_kept_unasked_for() -> None:
         assert stream.stats.num_cached_tokens == held
         told = f"{len(TEXT)} prompt tokens{f' ({held} in the caches)' if held else ''}, 4 new"
         assert stream.stats.table().startswith(told)
-    for given in (1, "yes", None):
+    for wrong in (1, "yes", None):
         with pytest.raises(TypeError, match="cache_prompt: expected True or False"):
-            chain.stream(TEXT, 4, cache_prompt=given)  # type: ignore[arg-type]
+            chain.stream(TEXT, 4, cache_prompt=wrong)  # type: ignore[arg-type]
+
+
+# Begins of the prompts of a server's requests, and what is asked.
+BEGINS = [TEXT * 4, TEXT * 3 + [1, 2, 9], [9, 8, 7], TEXT + [5] * 30]
+ASKED: list[dict[str, Any]] = [
+    {"max_new_tokens": most, "temperature": temperature, "seed": seed, "eos_token_id": []}
+    for most, temperature, seed in ((12, 0.0, 1), (18, 1.0, 2), (1, 1.0, 3), (9, 0.7, 4))
+]
+REQUEST = st.tuples(st.sampled_from(BEGINS), st.sampled_from([2, 14, 25]), st.sampled_from(ASKED))
+
+
+class Faulty(Counting):
+    """Fails in one pass, of all levels."""
+
+    left = 0
+
+    def run(self, block: InputBlock) -> LevelOutput:
+        Faulty.left -= 1
+        out = super().run(block)
+        if Faulty.left == 0:
+            raise ArithmeticError("as planned")
+        return out
+
+
+def faulty(layers: int) -> Faulty:
+    return Faulty(model(layers), pack=True)
+
+
+def shared(_: Path) -> list[Any]:
+    """A copy in the target's cache, below which a model has its own."""
+    target = faulty(3)
+    copy = ps.quantize_w4(target.model, 32, head=True)
+    return [target, Faulty(copy, shares_cache_with=target), faulty(1)]
+
+
+def with_head(kind: str) -> Callable[[Path], list[Any]]:
+    def make(place: Path) -> list[Any]:
+        target = faulty(3)
+        return [target, head_for(target, kind, place, inner=64, head_dim=32, own_head=True)]
+
+    return make
+
+
+SERVED: dict[str, Callable[[Path], list[Any]]] = {
+    "three": lambda _: [faulty(3), faulty(2), faulty(1)],
+    "shared": shared,
+    "lookup": lambda place: [*shared(place)[:2], ps.PromptLookup(2, 1)],
+    "streaming": lambda _: [faulty(3), Faulty(model(1), streaming=8)],
+    "eagle": with_head("eagle"),
+    "medusa": with_head("medusa"),
+}
+
+
+@invariant
+@pytest.mark.parametrize("kind", SERVED)
+def test_requests_that_come_and_go_have_their_texts(kind: str, tmp_path: Path) -> None:
+    """Bit by bit, with kept prompts, in slots that others leave, and after a pass that failed."""
+    Faulty.left = 0
+    chain = ps.Chain(SERVED[kind](tmp_path))
+    known: dict[str, ps.Output] = {}
+
+    @settings(max_examples=8)
+    @given(
+        st.lists(st.tuples(st.integers(0, 8), REQUEST), min_size=2, max_size=6),
+        st.integers(1, 3),
+        st.sampled_from([0, 40, 4096]),
+        st.one_of(st.just(0), st.integers(1, 40)),
+    )
+    def check(requests: list[Any], slots: int, cache_tokens: int, fails: int) -> None:
+        Faulty.left = 0
+        for _, one in requests:
+            if str(one) not in known:
+                known[str(one)] = chain.generate([one[0][: one[1]]], **one[2])
+        server, step = ps.Server(chain, slots, cache_tokens=cache_tokens), 0
+        events: dict[int, list[Any]] = {}
+        wanted, Faulty.left = {}, fails
+        while len(events) < len(requests) or server.running or server.waiting:
+            for begin, length, options in [one for at, one in requests if at == step]:
+                number = server.add(begin[:length], **options)
+                wanted[number] = known[str((begin, length, options))]
+                events[number] = []
+            for event in server.step():
+                events[event.request].append(event)
+            step += 1
+            assert step < 500
+        for number, own in events.items():
+            tokens = [token for event in own for token in event.tokens]
+            if own[-1].error is not None:
+                assert fails
+                assert tokens == wanted[number].new_tokens[0][: len(tokens)]
+                continue
+            assert tokens == wanted[number].new_tokens[0]
+            if wanted[number].logprobs:
+                assert [x for event in own for x in event.logprobs] == wanted[number].logprobs[0]
+
+    check()
 
 
 @invariant

@@ -69,7 +69,7 @@ def test_a_window_has_the_latest_state_of_every_token(width: int, steps: list[tu
             window.add(made, torch.tensor(begins), torch.tensor(counts), some)
         elif kind == "forget":
             part = torch.tensor([number[0] % 2 for number in numbers])
-            window.forget(part, lambda: torch.zeros(2, dtype=torch.bool), window.counts)
+            window.forget(part, [False, False], window.counts)
             rows = [{} if number[0] % 2 else own for own, number in zip(rows, numbers, strict=True)]
         elif kind == "cut":
             ends = [max(end - number[0], 0) for end, number in zip(ends, numbers, strict=True)]
