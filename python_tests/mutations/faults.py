@@ -78,6 +78,30 @@ FAULTS = (
         ),
     ),
     Fault(
+        "system: a folder imports from a layer above",
+        "polyspec_ext/policies/base.py",
+        "from ..stats import Stats, StatsRecorder\n",
+        "from ..inputs import Ends as Ends\nfrom ..stats import Stats, StatsRecorder\n",
+        (
+            "python_tests/system/test_structure.py::test_folders_import_from_lower_layers_only",
+            "python_tests/system/test_structure.py::test_imports_form_no_cycle",
+        ),
+    ),
+    Fault(
+        "system: a file uses the private name of another",
+        "polyspec_ext/serving/server.py",
+        "self.chain.owner.end(self._batch)",
+        "self.chain.owner.end(self._batch._engine and self._batch)",
+        ("python_tests/system/test_structure.py::test_private_names_stay_in_their_file",),
+    ),
+    Fault(
+        "system: the docstring of a short private function",
+        "polyspec_ext/serving/server.py",
+        "def _size(row: Row) -> int:\n",
+        'def _size(row: Row) -> int:\n    """Return the tokens of a request."""\n',
+        ("python_tests/system/test_words.py::test_short_private_functions_have_no_docstring",),
+    ),
+    Fault(
         "runtime: paused rows take part in rounds",
         "polyspec_ext/runtime/engine.py",
         "row.paused = any(row is other for other in paused)",

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import dflash_heads
-import mtp_heads
 import numpy as np
 import pytest
 import torch
@@ -250,15 +248,6 @@ def test_windows_are_the_best_of_all(clock: Clock) -> None:
             assert rival <= best * 1.005
 
 
-def test_texts_that_end_within_a_round(clock: Clock) -> None:
-    """Their first steps are the only ones, and few windows are seen."""
-    given = [Slow(clock, "target", 0.1, 0.0), Slow(clock, "copy", 0.02, 0.0), "prompt-lookup"]
-    plan = ps.plan(given, PROMPTS[:1], 6, seconds=1e9)
-    for one in ran_again(plan, plan.candidates, PROMPTS[:1], 1):
-        assert one.error is not None
-        assert abs(one.error) < 0.25, one
-
-
 def test_texts_too_short_for_a_level_to_draft_are_refused_by_its_name(clock: Clock) -> None:
     with pytest.raises(ValueError, match=r"max_new_tokens: expected .* given 2, with which small"):
         ps.plan(levels(clock), PROMPTS[:1], 2, seconds=1e9)
@@ -354,14 +343,6 @@ def test_distributions_are_those_of_the_operators(rows: dict[str, Any]) -> None:
     greedy = measure.processed(logits, Workload())
     assert greedy.argmax(-1).equal(logits.argmax(-1))
     assert greedy.sum() == len(logits)
-
-
-def test_sampled_requests(clock: Clock) -> None:
-    prompts = [[a, b] for a in range(6) for b in range(2)]
-    plan = ps.plan(levels(clock), prompts, 60, temperature=1.0, seconds=1e9, verify=True, repeats=1)
-    for one in plan.candidates:
-        if one.measured_length is not None and one.rule == "token":
-            assert one.length == pytest.approx(one.measured_length, rel=0.12)
 
 
 class Guess:
@@ -564,49 +545,6 @@ def test_a_draft_with_fewer_ids_may_be_anywhere_and_is_measured_by_them(clock: C
         exact = len(one.parts) == 2
         assert one.length == pytest.approx(one.measured_length, rel=1e-6 if exact else 0.15)
         assert one.error == pytest.approx(0, abs=0.02 if exact else 0.15)
-
-
-def priced_head(kind: str, place: Path) -> tuple[Any, Any, int]:
-    """Return a target, a head for it, and the tokens that it drafts at most."""
-    if kind == "dflash":
-        variant = dflash_heads.variants()[0]
-        target = ps.HuggingFaceLevel(dflash_heads.target_of(variant))
-        path = dflash_heads.save(variant, dflash_heads.weights_of(variant), place)
-        return target, ps.DFlash.from_pretrained(path, target), variant.drafts
-    model = mtp_heads.target_of("mimo")
-    mtp_heads.save(model, mtp_heads.Reference("mimo", model).tensors(), place)
-    target = ps.HuggingFaceLevel(model)
-    return target, ps.MTP.from_pretrained(place, target), measure.MOST
-
-
-@pytest.mark.parametrize("seconds", [5e-3, 0.5])
-@pytest.mark.parametrize("kind", ["dflash", "mtp"])
-def test_heads_are_priced(clock, kind, seconds, tmp_path, monkeypatch) -> None:
-    """A block of DFlash takes one pass, each token of an MTP head one."""
-    target, head, most = priced_head(kind, tmp_path)
-    run, draft = target.run, head.draft
-
-    def slow_run(block: InputBlock) -> LevelOutput:
-        clock.now += 0.1 + 1e-3 * block.tokens.shape[1]
-        return run(block)
-
-    def slow_draft(inputs: DraftInput) -> DraftBlock:
-        clock.now += seconds * (1 if kind == "dflash" else inputs.most)
-        return draft(inputs)
-
-    monkeypatch.setattr(target, "run", slow_run)
-    monkeypatch.setattr(head, "draft", slow_draft)
-    prompts = [[3, 9, 27], [5, 6, 8, 2], [11, 4]]
-    plan = ps.plan([target, head], prompts, 40, temperature=8.0, eos_token_id=[], seconds=1e9)
-    (one,) = [one for one in plan.candidates if one.windows]
-    (ran,) = ran_again(plan, [one], prompts, 3)
-    assert one.length > 1.2
-    assert one.length == pytest.approx(ran.measured_length, rel=0.1)
-    assert ran.error == pytest.approx(0, abs=0.1)
-    assert one.windows[0] <= most
-    times = plan.measured.draft[1]
-    assert times.at(7) == pytest.approx(times.at(1) * (1 if kind == "dflash" else 7), rel=0.1)
-    assert plan.speculate == (seconds < 0.1)
 
 
 def test_chains_have_at_most_four_levels(clock: Clock) -> None:

@@ -9,7 +9,6 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-import proposal_kinds
 import pytest
 import toy
 import toy_rows
@@ -22,49 +21,7 @@ from polyspec_ext.policies import RoundReport, StepReport
 from polyspec_ext.runtime.plan import default_rounds
 
 NAMES = list(POLICIES)
-# Step by step; and without host synchronisation, as on a device.
-EXECUTORS = pytest.mark.parametrize("at_once", [False, True])
-
-
-class Clock:
-    """Tells a policy times that follow the tokens, so that windows depend on both."""
-
-    def __init__(self, policy: policies.Adaptive) -> None:
-        self.policy = policy
-        self.seen: set[tuple[int, ...]] = set()
-
-    def next(self, report: RoundReport) -> Sequence[int]:
-        if report.committed == 0:
-            self.policy.reset()  # one run of the enumeration knows nothing of another
-        steps = [
-            step._replace(seconds=1e-3 * (1 + (sum(report.text) + 3 * i) % 5 + step.tokens))
-            for i, step in enumerate(report.steps)
-        ]
-        windows = self.policy.next(report._replace(steps=steps))
-        self.seen.add(tuple(windows))
-        return windows
-
-
 # ---- the distribution ----------------------------------------------------------------------------
-
-
-@EXECUTORS
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "fixed"])
-@pytest.mark.parametrize(("count", "length"), [(2, 4), (3, 3)])
-def test_sampled_text_has_the_targets_distribution(count, length, name, rule, at_once) -> None:
-    kind = toy_rows.Staying if at_once else toy_rows.Rows
-    made = [kind(2, 11 + i) for i in range(count)]
-    options: dict[str, Any] = {"ngram": 1} if name == "cached-fsm" else {}
-    policy = POLICIES[name](
-        max_windows=[3] * (count - 1), guard_loss=0.5, guard_hold=1, guard_share=50.0, **options
-    )
-    clock = Clock(policy)
-    enumerator, chain = proposal_kinds.enumerated(
-        made, [2] * (count - 1), policy=clock, rule=rule, sync_each_step=not at_once
-    )
-    assert toy.chain_gap(enumerator, chain, made[0], [0, 1], length) < 1e-12
-    assert len(clock.seen) > 1
 
 
 @pytest.mark.parametrize("name", NAMES)

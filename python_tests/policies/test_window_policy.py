@@ -130,23 +130,6 @@ def test_law_of_rows_with_windows_of_their_own(at_once: bool, rule: str) -> None
     assert policy.seen[0] != policy.seen[1]
 
 
-def test_windows_that_depend_on_a_pending_token_are_seen() -> None:
-    """A policy that takes a window back by the drafted token changes the distribution."""
-    made = toy.make_levels(2, vocab=2, scale=1.5)
-
-    class Peeping(toy.Enumerator):
-        def verify(self, target: Any, tokens: Any, draft: Any = None, **options: Any) -> Any:
-            if tokens.shape[1] and toy.distribution(draft[0, -1])[int(tokens[0, -1])] <= 0.5:
-                tokens, draft = tokens[:, :-1], draft[:, :-1]
-                options["draft_statistics"] = options["draft_statistics"][:, :-1]
-                options["draft_lengths"] = options["draft_lengths"] - 1
-                target = target[:, : tokens.shape[1] + 1]
-            return super().verify(target, tokens, draft, **options)
-
-    enumerator, chain = proposal_kinds.enumerated(made, [2], Peeping(), policy=Listed([[2], [1]]))
-    assert toy.chain_gap(enumerator, chain, made[0], [0, 1], 4) > 1e-3
-
-
 # ---- what a policy is told, and what becomes of its windows --------------------------------------
 
 

@@ -67,15 +67,6 @@ def test_texts_are_those_of_the_chain_alone(served, client, request_, stream) ->
         assert chat.usage.prompt_tokens == len(ids)
 
 
-def test_a_temperature_that_is_not_given_is_one(client: Any) -> None:
-    options = {"model": "tiny", "prompt": PROMPT, "max_tokens": 16, "seed": 7}
-    usual, hot, cold = (
-        client.completions.create(**options, **more).choices[0].text
-        for more in ({}, {"temperature": 1.0}, {"temperature": 0.0})
-    )
-    assert usual == hot != cold
-
-
 def test_choices_have_the_seeds_of_rows(served: Served, client: Any) -> None:
     prompts = [tiny.prompt_of(one) for one in tiny.QUESTIONS[:2]]
     answer = client.completions.create(

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import re
-import resource
 import signal
 import socket
 import struct
@@ -53,18 +52,13 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
     (TEXT, {}, 400, "prompt: expected text or token ids, or several in a list, given None"),
     (TEXT, {"prompt": []}, 400, "prompt: expected at least 1 token, given none"),
     (TEXT, {"prompt": [5, 9999]}, 400, "prompt: expected token ids in [0, 2048), given 9999"),
-    (TEXT, {"prompt": [True]}, 400, "prompt: expected an integer, given True"),
     (TEXT, {"prompt": ["a", 3]}, 400, "prompt: expected text or token ids, or several in a list"),
     (TEXT, {**PROMPT, "model": "other"}, 404, "model: expected 'tiny', given 'other'"),
-    (TEXT, {**PROMPT, "model": 3}, 400, "model: expected a string, given 3"),
     (TEXT, {**PROMPT, "temprature": 1}, 400, "expected no such field, given 1; did you mean temp"),
     (TEXT, {**PROMPT, "temperature": -1}, 400, "temperature: expected a finite number >= 0"),
     (TEXT, {**PROMPT, "temperature": "hot"}, 400, "temperature: expected a number, given 'hot'"),
     (TEXT, {**PROMPT, "top_p": 2}, 400, "top_p: expected a number in [0, 1], given 2"),
-    (TEXT, {**PROMPT, "min_p": -0.1}, 400, "min_p: expected a number in [0, 1], given -0.1"),
-    (TEXT, {**PROMPT, "top_k": 1.5}, 400, "top_k: expected an integer, given 1.5"),
     (TEXT, {**PROMPT, "seed": 2**64}, 400, "seed: expected an integer in ["),
-    (TEXT, {**PROMPT, "seed": "s"}, 400, "seed: expected an integer, given 's'"),
     (TEXT, {**PROMPT, "n": 0}, 400, "n: expected an integer in [1, 128], given 0"),
     (TEXT, {"prompt": ["x"] * 3, "n": 50}, 400, "n: expected at most 128 choices in all, given"),
     (TEXT, {**PROMPT, "max_tokens": 0}, 400, "max_tokens: expected an integer in [1,"),
@@ -77,13 +71,6 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
     (TEXT, b'{"prompt": "x", "\\ud800": 1}', 400, "\\ud800: expected no such field, given 1"),
     (
         TEXT,
-        b'{"prompt": "x", "stream_options": {"\\ud800": 1}}',
-        400,
-        "stream_options.\\ud800: exp",
-    ),
-    (TEXT, {**PROMPT, "max_new_tokens": 4}, 400, "max_new_tokens: expected no such field"),
-    (
-        TEXT,
         {**PROMPT, "temperature": 0.5, "do_sample": False},
         400,
         "do_sample: expected True besi",
@@ -92,25 +79,17 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
     (TEXT, {**PROMPT, "echo": True, "logprobs": 1}, 400, "echo: expected no logprobs beside it"),
     (TEXT, {**PROMPT, "stop_token_ids": [-1]}, 400, "stop_token_ids: expected token ids in"),
     (TEXT, {**PROMPT, "suffix": "y"}, 400, 'suffix: expected "" or no such field'),
-    (TEXT, {**PROMPT, "messages": [1]}, 400, "messages: expected no such field"),
     (TEXT, {**PROMPT, "presence_penalty": 3}, 400, "presence_penalty: expected a number in ["),
     (TEXT, {**PROMPT, "logit_bias": {"x": 1}}, 400, "logit_bias: expected token ids as names"),
     (TEXT, {**PROMPT, "logit_bias": {"4000": 1}}, 400, "logit_bias: expected token ids in"),
-    (TEXT, {**PROMPT, "min_tokens": -1}, 400, "min_tokens: expected an integer"),
     (TEXT, {**PROMPT, "speculation": "x"}, 400, "speculation: expected a bool or"),
     (TEXT, {**PROMPT, "response_format": {"type": "x"}}, 400, "response_format: expected the type"),
     *[
         (TEXT, {**PROMPT, "response_format": form}, 400, f"response_format{message}")
         for form, message in (
             ({}, ": expected the type text, json_object or json_schema, given None"),
-            ({"json_schema": {"name": "x", "schema": {}}}, ": expected the type text"),
             ({"type": "text", "schema": {}}, ".schema: expected no such field"),
-            ({"type": "json_object", "schema": {}}, ".schema: expected no such field"),
             ({"type": "json_schema"}, ".json_schema: expected an object with the field schema"),
-            (
-                {"type": "json_schema", "json_schema": {"name": "x"}},
-                ".json_schema: expected an obj",
-            ),
             ({"type": "json_schema", "json_schema": {"type": "object"}}, ".json_schema.type: exp"),
         )
     ],
@@ -123,7 +102,6 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
     ),
     (TEXT, {**PROMPT, "guided_choice": []}, 400, "guided_choice: expected at least 1 string, giv"),
     (TEXT, {**PROMPT, "guided_json": "[1]"}, 400, "guided_json: expected a JSON object in UTF-8"),
-    (TEXT, {**PROMPT, "guided_json": "{"}, 400, "guided_json: expected a JSON object in UTF-8"),
     (TEXT, {**PROMPT, "guided_regex": "a", "guided_json": {}}, 400, "expected one grammar, given"),
     (TEXT, {**PROMPT, "guided_regex": "("}, 422, "guided_regex: pattern: expected a valid grammar"),
     (TEXT, {**PROMPT, "guided_json": 3}, 400, "guided_json: expected an object, given 3"),
@@ -150,7 +128,6 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
     (TEXT, {**PROMPT, "guided_json": {"const": "\ud800"}}, 422, "guided_json: "),
     (CHAT, {**ASKED, "top_logprobs": 2}, 400, "top_logprobs: expected logprobs beside it"),
     (CHAT, {**ASKED, "tools": [{}]}, 400, "tools: no variable that the chat template"),
-    (CHAT, {**ASKED, "prompt": "x"}, 400, "prompt: expected no such field"),
 ]
 
 
@@ -562,22 +539,6 @@ def test_rude_clients_change_no_text_and_leave_nothing(served: Served, texts: li
     assert served.server.running == served.server.waiting == 0
     # At least those of clients that have read something of their streams.
     assert aborts(served) - aborted >= 2 + 2 + 2 * 3
-
-
-def test_many_connections(served: Served, texts: list[str]) -> None:
-    wait_for(lambda: served.counts()["connections"] == 0)
-    before = {**served.counts(), "threads": 10_000}
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    count = min(1000, (soft - 200) // 2)
-    with contextlib.ExitStack() as stack:
-        crowd = [stack.enter_context(connection(served.port)) for _ in range(count)]
-        for number, one in enumerate(crowd):
-            if number % 3:
-                one.sendall(head(TEXT, 500)[: 20 + number % 60])
-        wait_for(lambda: served.counts()["connections"] >= count)
-        for number in range(4):
-            assert politely(served, number) == texts[number]
-    require_as_before(served, before)
 
 
 def test_requests_at_once_wait_or_are_told_to(served: Served, texts: list[str]) -> None:

@@ -33,19 +33,6 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return status, out.out, out.err
 
 
-def test_generate_json(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--json", "--max-new-tokens", "9", "--temperature", "1", "--seed", "3"]
-    command = ("generate", "How many?", *options)
-    status, out, _ = call(capsys, *command)
-    assert status == 0
-    report = json.loads(out)
-    assert report["prompt"] == "<|bos|>Question: How many?\nAnswer:"
-    assert len(report["tokens"]) == report["stats"]["num_new_tokens"] <= 9
-    assert [level["name"] for level in report["stats"]["levels"]] == ["target", "middle", "drafter"]
-    again = json.loads(call(capsys, *command)[1])
-    assert again["tokens"] == report["tokens"]
-
-
 def test_levels_are_shown_by_colours(capsys: pytest.CaptureFixture[str]) -> None:
     command = ("generate", "x", "--max-new-tokens", "30", "--temperature", "1.5", "--seed", "3")
     plain = call(capsys, *command)[1]
@@ -235,6 +222,8 @@ def test_several_prompts_are_one_batch_with_values_for_each(capsys) -> None:
         (["--target", "{model}", "--middle", "../no"], "--middle: expected a model id"),
         (["--target", "prompt-lookup"], "--target of 1: expected a model, given the drafter"),
         (["-", "-"], "prompt: expected one '-'"),
+        (["--system", "x"], "--system: expected a conversation that the chat template takes"),
+        (["--system", "x", "--raw"], "--system: expected no --raw"),
         (["--rule", "tree"], "--rule: invalid choice"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
     ],

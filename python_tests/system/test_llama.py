@@ -11,7 +11,6 @@ import argparse
 import itertools
 import json
 import platform
-import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -279,13 +278,6 @@ def test_a_peer_takes_turns(compare: Any, tmp_path: Path) -> None:
         peer.run(["a prompt"], 0.8, args)
 
 
-def test_seed_decides(program: Path, small: tuple[Any, list[Path]]) -> None:
-    _, files = small
-    flags = [*files[:2], "--ids", "--prompt", "1 2", "--temperature", 1, "--tokens", 20]
-    first, again, other = (ids(generate(program, *flags, "--seed", seed)) for seed in (1, 1, 2))
-    assert first == again != other
-
-
 # Failures.
 
 
@@ -356,9 +348,3 @@ def test_another_vocabulary_is_refused(program, smollm2, small) -> None:
     done = run(program, "--threads", 1, smollm2, small[1][0], "--prompt", "a", check=False)
     assert done.returncode == 2
     assert "expected the target's vocabulary, but id 0 is ''" in done.stderr
-
-
-def test_help(program: Path) -> None:
-    text = run(program, "--help").stdout
-    assert "--temperature" in text
-    assert re.search(r"^llama\.cpp: ggml \d[\w.]*, commit \w+$", text, re.M)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import runpy
@@ -281,62 +280,6 @@ def test_a_number_that_somebody_typed_is_found(tables: ModuleType) -> None:
     typed = page.replace("0.852", "0.952")
     assert tables.stale(typed) == ["shipped-models"]
     assert tables.filled(typed) == page
-
-
-def test_the_table_of_llama_cpp_is_its_programs(tables, tmp_path, monkeypatch) -> None:
-    """Of a report as csrc/examples/llama_cpp/compare.py writes it; empty where there is none."""
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    assert tables.made("llama") == ""
-    row = {
-        "name": "plain",
-        "tokens_per_second": 9.0,
-        "decoding_tokens_per_second": 10.0,
-        "over_plain": 1.0,
-        "over_plain_range": [0.9, 1.1],
-        "decoding_over_plain": 1.2,
-        "tokens_per_verification": 1.0,
-        "accepted_per_verification": 0.0,
-        "passes": [64],
-        "agrees": 2,
-        "texts": 2,
-    }
-    faster = {**row, "name": "two levels, block rule", "over_plain": 1.5, "passes": [30, 90]}
-    peer = {key: row[key] for key in row if key.endswith(("_second", "_verification"))}
-    peer["name"] = "another program"
-    report = {
-        "models": ["large.gguf", "small.gguf"],
-        "processor": "some processor",
-        "threads": 2,
-        "prompts": ["a", "b"],
-        "tokens": 32,
-        "window": 4,
-        "rounds": 3,
-        "temperatures": {"0.0": [row, faster], "0.8": [row]},
-        "peer": {"0.0": peer, "0.8": peer},
-    }
-    (tmp_path / tables.LLAMA).parent.mkdir()
-    (tmp_path / tables.LLAMA).write_text(json.dumps(report))
-    whole = tables.made("llama")
-    rates = "9.0 | 1.50 (0.90-1.10) | 10.0 | 1.20"
-    assert f"| two levels, block rule | {rates} | 1.00 | 0.00 | 30 / 90 | 2 of 2" in whole
-    assert "large.gguf <- small.gguf; some processor, 2 threads" in whole
-    assert whole.count("| plain |") == 2
-    assert whole.count("| another program | - | - | 10.0 | - | 1.00 | 0.00 | - | - |") == 2
-
-
-def test_the_demo_of_real_models_is_a_table(tables, tmp_path, monkeypatch) -> None:
-    """Of a report as ``demo --json`` prints it."""
-    generate = tables.result(tables.GENERATE)
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    assert [tables.made(name) for name in ("demo-real", "paper-real")] == ["", ""]
-    row = {"tokens_per_second": 20.0, "ratio": 1.25, "verdict": "3 of 3"}
-    rows = [{"label": "plain decoding", "window": [], **row}]
-    rows += [{"label": "three levels", "window": [9, 5], **row}]
-    table = {"prompts": 3, "repeats": 2, "max_new_tokens": 64, "temperature": 0.0}
-    report = {"machine": generate["machine"], "tables": [{**table, "configurations": rows}]}
-    (tmp_path / tables.REAL_DEMO).parent.mkdir()
-    (tmp_path / tables.REAL_DEMO).write_text(json.dumps(report))
-    assert "| three levels (9,5) | 20.0 | 1.25 | 3 of 3 |" in tables.made("demo-real")
 
 
 def test_the_chart_has_the_numbers_of_the_tables(tables: ModuleType) -> None:

@@ -364,55 +364,6 @@ def test_private_names_stay_in_their_file() -> None:
     assert found == KNOWN_PRIVATE, sorted(found ^ KNOWN_PRIVATE)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "from .b import thing",
-        "from . import b",
-        "import pack.b",
-        "from pack.b import thing",
-        "def f():\n    from .b import thing",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .b import thing",
-    ],
-)
-def test_a_cycle_is_found(text: str, tmp_path: Path) -> None:
-    files = {"__init__": "", "a": text, "b": "from . import c", "c": "from .a import thing"}
-    for name, source in files.items():
-        (tmp_path / f"{name}.py").write_text(source)
-    trees = sources(tmp_path, "pack")
-    (found,) = cycles(import_graph(trees, tmp_path, "pack"))
-    assert found == {"pack.a", "pack.b", "pack.c"}
-
-
-def test_an_upward_import_is_found() -> None:
-    graph = {"p": set(), "p.a": {"p.b.x"}, "p.b": set(), "p.b.x": {"p.b"}, "p.c": {"p.a", "p"}}
-    assert upward(graph, ({"b"}, {"a"}, {"c"})) == {("c", "")}
-    assert upward(graph, ({"a"}, {"b"}, {"c"})) == {("a", "b"), ("c", "")}
-    assert upward(graph, ({"a", "b"}, {"c"})) == {("a", "b"), ("c", "")}
-
-
-def test_a_cycle_of_folders_is_found() -> None:
-    graph = {"p.a.one": {"p.b.one"}, "p.b.one": set(), "p.b.two": {"p.a.two"}, "p.a.two": set()}
-    assert cycles(graph) == set()
-    assert cycles(folded(graph)) == {frozenset({"p.a", "p.b"})}
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("from .b import _thing", ["_thing"]),
-        ("from . import b\nb._thing()", ["_thing"]),
-        ("def f(x):\n    return x._inner", ["_inner"]),
-        ("class A:\n    def f(self, x):\n        return self._inherited, self.y._z", ["_z"]),
-        ("class A:\n    def f(self):\n        self._own = 1\ndef g(x):\n    return x._own", []),
-        ("from typing import NamedTuple\ndef f(x):\n    return x._replace(a=1)", []),
-        ("import torch\ntorch._C._thing()", []),
-    ],
-)
-def test_private_names_are_found(text: str, found: list[str]) -> None:
-    assert list(foreign_private_names(ast.parse(text))) == found
-
-
 # ---- sizes ---------------------------------------------------------------------------------------
 
 REPOSITORY = ROOT.parent

@@ -94,23 +94,6 @@ def test_short_private_functions_have_no_docstring() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "without_verb", "too_much"),
-    [
-        ('def f():\n    """Return a number."""\n    return 1', False, False),
-        ('def f():\n    """What is returned."""\n    return 1', True, False),
-        ('def f():\n    """``[B]``, numbers."""\n    return 1', True, False),
-        ('@property\ndef f(self):\n    """The number."""\n    return 1', False, False),
-        ('def _f():\n    """Return a number."""\n    return 1', False, True),
-        ("def _f():\n    return 1", False, False),
-    ],
-)
-def test_what_is_counted(text: str, without_verb: bool, too_much: bool) -> None:
-    (node,) = ast.parse(text).body
-    assert isinstance(node, ast.FunctionDef)
-    assert (begins_without_a_verb(node), says_too_much(node)) == (without_verb, too_much)
-
-
-@pytest.mark.parametrize(
     ("subject", "status"),
     [
         ("levels: load half of a model", 0),
