@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -39,7 +39,6 @@ COMMANDS = {
     "/quit": "end, as Ctrl-D does",
 }
 HINT = "/help lists the commands, /quit ends; Ctrl-C ends an answer, twice at once"
-_LONG = 256  # tokens of a prompt that takes a while
 _PASTE = ("\x1b[200~", "\x1b[201~")  # sent by terminals around pasted text
 _PASTES = ("\x1b[?2004h", "\x1b[?2004l")  # switch it on, and off
 
@@ -153,9 +152,10 @@ class Conversation:
         self._asked = text
         question = {"role": "user", "content": text}
         try:
-            answer = self.chain.chat(
-                [*earlier, question], system=self.system, **{**self._request, "seed": seed}
-            )
+            with progress.prompts():  # what follows the caches is read here
+                answer = self.chain.chat(
+                    [*earlier, question], system=self.system, **{**self._request, "seed": seed}
+                )
             if answer.left_out:
                 earlier = earlier[answer.left_out :]
                 _note(
@@ -167,6 +167,9 @@ class Conversation:
         except (ValueError, RuntimeError) as error:
             _note(f"error: {error}")
             return
+        except KeyboardInterrupt:
+            _note("ended by Ctrl-C")
+            return
         if answer.text:
             self.messages = [*earlier, question, answer.message]
 
@@ -176,12 +179,9 @@ def _print(args: argparse.Namespace, answer: Answer, drawn: bool, colours: Colou
     if args.verbose:
         show_prompt(answer.prompt)
     ending = ""
-    count = len(answer.prompt.input_ids)
-    sign = f"reading a prompt of {count} tokens; Ctrl-C ends it" if count > _LONG else ""
     try:
-        with _between_rounds(answer) as interrupts, _shown(sign) as erase:
-            for piece in answer:
-                erase()
+        with _between_rounds(answer) as interrupts:
+            for piece in progress.after_prompts(answer):
                 shown = piece if colours is None else colours(piece, len(answer.tokens) - 1)
                 print(shown, end="", flush=True)
                 if interrupts:
@@ -211,23 +211,6 @@ def _figures(stats: Stats) -> str:
     accepted = f"; mean acceptance length {', '.join(lengths)}" if lengths else ""
     read = stats.num_prompt_tokens - stats.num_cached_tokens
     return f"{stats.speed}; prompt of {stats.num_prompt_tokens} tokens, {read} read{accepted}"
-
-
-@contextlib.contextmanager
-def _shown(sign: str) -> Iterator[Callable[[], None]]:
-    """Show a line on a terminal until the yielded function is called, or the context ends."""
-    waiting = [sign] if sign and progress.on_terminal() else []
-    for line in waiting:
-        print(line, end="", file=sys.stderr, flush=True)
-
-    def erase() -> None:
-        while waiting:
-            print("\r" + " " * len(waiting.pop()) + "\r", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield erase
-    finally:
-        erase()
 
 
 @contextlib.contextmanager

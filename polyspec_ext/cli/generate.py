@@ -263,12 +263,13 @@ def run(args: argparse.Namespace) -> int:
         reader = StopStrings(tokenizer, stop) if stop else None
         stream = Stream(chain.begin(requests), reader)
         colours = Colours(chain, stream.batch) if args.show_levels else None
-        print_text(stream, tokenizer, stop or (), colours)
+        print_text(progress.after_prompts(stream), tokenizer, stop or (), colours)
         if colours is not None:
             print(columns.wrapped(colours.legend), file=sys.stderr)
         seeds, stats = stream.seeds, stream.stats
     else:
-        out = chain.complete(requests, [request.tokens for request in requests], stop=stop)
+        with progress.prompts():
+            out = chain.complete(requests, [request.tokens for request in requests], stop=stop)
         seeds, stats = out.seeds, out.stats
         answers = _answers(out, [prompt for prompt in prompts for _ in range(args.n)], tokenizer)
         if args.json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from .. import arguments, rooms
+from .. import arguments, progress, rooms
 from .. import kv_cache as caches
 from ..kv_cache import SequenceState
 from ..tensors import MemoryKey, RowCounts, gather
@@ -470,9 +470,11 @@ class HuggingFaceLevel(ModelLevel):
         empty for an empty prompt."""
         parts, sizes = [], None if counts is None else RowCounts.of(counts)
         try:
-            for _, piece, size in _pieces(tokens, sizes, self._chunk):
-                block = InputBlock(piece, 1, size, hidden_layers=layers)
-                parts.append(self.run(block).hidden or {})
+            with progress.reading(self.name, tokens.shape[1]) as read:
+                for _, piece, size in _pieces(tokens, sizes, self._chunk):
+                    block = InputBlock(piece, 1, size, hidden_layers=layers)
+                    parts.append(self.run(block).hidden or {})
+                    read(piece.shape[1])
         except BaseException:
             self._drop()
             raise

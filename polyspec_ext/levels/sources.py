@@ -235,7 +235,7 @@ def load_model(
     where = arguments.device("device", device) or torch.device("cpu")
     default: Any = torch.float32 if where.type == "cpu" else "auto"
     choice = arguments.loaded_dtype("dtype", dtype) or default
-    with found(name, location) as source, progress.loading():
+    with found(name, location) as source, progress.loading(folder=source.location):
         if source.file is not None:
             file = rooms.GgufFile(source.file)
             blocks = blocks and where.type == "cpu"

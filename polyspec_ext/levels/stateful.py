@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import arguments
+from .. import arguments, progress
 from ..tensors import RowCounts
 from .base import (
     Hidden,
@@ -421,13 +421,15 @@ class StatefulLevel(ModelLevel):
         elif self.stepwise:
             ends = list(range(max(total - keep, 1), total))
         rows, states, begin = [], [], 0
-        for end in sorted({*ends, total}):
-            count = max(0, end - max(begin, total - keep))
-            logits, hidden = self._pass(row, tokens[:, begin:end], count, layers)
-            states.append(hidden)
-            if count:
-                rows.append(logits)
-            begin = end
+        with progress.reading(self.name, total) as read:
+            for end in sorted({*ends, total}):
+                count = max(0, end - max(begin, total - keep))
+                logits, hidden = self._pass(row, tokens[:, begin:end], count, layers)
+                states.append(hidden)
+                if count:
+                    rows.append(logits)
+                read(end - begin)
+                begin = end
         if layers:
             row.told = row.length
         whole = {layer: torch.cat([h[layer] for h in states], 1) for layer in layers}

@@ -137,23 +137,13 @@ def test_a_message_that_the_template_leaves_out_is_refused(role, content) -> Non
     for read in (chat.chat_text, lambda *args: chat.fitted_prompt(*args, None, 9, 99)):
         with pytest.raises(ValueError, match=rf"messages\[1\]: .* of the role '{role}'"):
             read(with_roles(), messages)
+    silent = with_roles()
+    silent.chat_template = ROLES.replace("'system', ", "")
+    with pytest.raises(ValueError, match=r"^system: the chat template leaves out the content"):
+        chat.chat_text(silent, [QUESTION], "S")
     # Messages whose contents are edited, or empty, are not left out.
     kept = [{"role": "assistant", "content": "<think>x</think> so "}, {"role": role, "content": ""}]
     assert chat.chat_text(with_roles(), [QUESTION, *kept]) == "[user]Hi[assistant]so[assistant]"
-
-
-def test_a_system_prompt_that_the_template_leaves_out_is_refused(
-    instruct, untrained, tmp_path, capsys
-) -> None:
-    template = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
-    place = with_template(untrained, tmp_path, template)
-    chain = ps.Chain([place])
-    message = "system: the chat template leaves out the content"
-    with pytest.raises(ValueError, match=message):
-        chain.generate_text("Hi", 2, system="S")
-    with pytest.raises(ValueError, match=message):
-        chain.chat([QUESTION], 2, system="S")
-    assert call(capsys, "generate", "Hi", "--system", "S", "--target", place)[2].count(message) == 1
 
 
 def test_a_developer_is_the_system_of_a_template_without_one() -> None:
@@ -299,15 +289,6 @@ def test_a_target_alone_looks_drafts_up_and_says_so(capsys, monkeypatch, instruc
     assert (status, generated) == (0, out)
 
 
-def test_a_system_prompt_that_the_template_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, err = call(capsys, "generate", "Hi", "--system", "x")
-    assert status == 2
-    assert err.startswith("error: --system: expected a conversation that the chat template takes")
-    status, _, err = call(capsys, "generate", "Hi", "--system", "x", "--raw")
-    assert (status, err.count("\n")) == (2, 1)
-    assert "--system: expected no --raw" in err
-
-
 def test_a_conversation_is_read_again_with_every_turn(capsys, monkeypatch, instruct) -> None:
     lines = "one\n\n/what\ntwo\n/reset\nthree\n/quit\nfour\n"
     words = ("--target", instruct, "--draft", "prompt-lookup", "--system", "S", *SHORT)
@@ -440,11 +421,45 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(capsys, monkeypatch, ins
     assert f"prompt of {third} tokens, {third - after} read" in shown
 
 
-def test_a_long_prompt_is_read_with_a_sign(capsys, monkeypatch, instruct) -> None:
-    monkeypatch.setattr("polyspec_ext.progress.on_terminal", lambda: True)
-    words = ("--target", instruct, *SHORT)
-    sign = re.compile(r"reading a prompt of \d+ tokens; Ctrl-C ends it\r {42,}\r")
-    assert len(sign.findall(talk(capsys, monkeypatch, f"Hi\n{'a b ' * 400}\n", *words)[1])) == 1
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_a_long_prompt_is_read_with_a_bar(capsys, monkeypatch, instruct, command, terminal) -> None:
+    """By tokens, and before the text alone: the draft level reads it later, for the second token.
+    Off a terminal, a line from time to time."""
+    monkeypatch.setattr("polyspec_ext.progress.on_terminal", lambda: terminal)
+    monkeypatch.setattr("polyspec_ext.progress._SECONDS", 0.0)
+    monkeypatch.setattr(
+        ps.policies.Joint, "next", lambda self, report: [2 * bool(report.committed)]
+    )
+    draft = tiny.path("drafter")
+    words = ("--target", instruct, "--draft", draft, "--window", "2", "--policy", "joint", *SHORT)
+    long = "a b " * 400
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"Hi\n{long}\n"))
+    _, out, err = call(capsys, command, *([long] if command == "generate" else []), *words)
+    bars = re.findall(r"(\w+) reads the prompt; Ctrl-C ends it: .*?/(\d+) ", err)
+    assert {(name, int(tokens) > 1000) for name, tokens in bars} == {(instruct.name, True)}, err
+    assert "reads" not in out
+    assert ("\r" in err) == terminal
+
+
+def test_ctrl_c_ends_the_reading_of_a_prompt(capsys, monkeypatch, instruct) -> None:
+    """Between its pieces; the conversation goes on without the question."""
+    pieces: list[int] = []
+    run = ps.HuggingFaceLevel.run
+
+    def noted(level: ps.HuggingFaceLevel, block: Any) -> Any:
+        if block.tokens.shape[1] > 100:
+            pieces.append(block.tokens.shape[1])
+            signal.raise_signal(signal.SIGINT)
+        return run(level, block)
+
+    monkeypatch.setattr(ps.HuggingFaceLevel, "run", noted)
+    lines = f"Hi\n{'a b ' * 400}\nSo?\n"
+    _, shown, prompts = talk(capsys, monkeypatch, lines, "--target", instruct, *SHORT)
+    assert shown.count("ended by Ctrl-C") == len(pieces) == 1
+    assert prompts[-1].startswith(prompts[0])
+    assert prompts[-1].endswith("[user]So?<|eos|>[assistant]")
+    assert "a b a b" not in prompts[-1]
 
 
 def test_ctrl_c_between_answers_says_how_to_end(capsys, monkeypatch) -> None:
