@@ -82,6 +82,10 @@ add_test(NAME cuda_on_cpu.graph_life COMMAND graph_life_sm_90)
 polyspec_add_cuda_program(random_calls_test csrc/tests/cuda_on_cpu/random_calls_test.cpp KERNELS kernels_sm_90
                           DEFINE ${sm_90})
 add_test(NAME cuda_on_cpu.random_calls COMMAND random_calls_test)
+set_tests_properties(cuda_on_cpu.random_calls PROPERTIES FAIL_REGULAR_EXPRESSION "; 0 kernels began early")
+add_test(NAME cuda_on_cpu.random_calls_plain COMMAND random_calls_test 1)
+set_tests_properties(cuda_on_cpu.random_calls_plain PROPERTIES ENVIRONMENT POLYSPEC_DEPENDENT_LAUNCH=0
+                                                               FAIL_REGULAR_EXPRESSION "; [1-9][0-9]* kernels began early")
 polyspec_add_cuda_program(shared_rows_test csrc/tests/cuda_on_cpu/shared_rows_test.cpp KERNELS kernels_sm_90
                           DEFINE ${sm_90})
 add_test(NAME cuda_on_cpu.shared_rows COMMAND shared_rows_test)
@@ -151,7 +155,7 @@ set_tests_properties(cuda_on_cpu.races PROPERTIES ENVIRONMENT "TSAN_OPTIONS=${sa
 # One fault of each kind and kernel: races, fences, bounds. POLYSPEC_ALL_TESTS builds all.
 set(planted_always cta_slots_not_doubled record_without_fence one_vector_more marks_left squares_not_awaited
                    padding_appended keys_overwritten one_key_more chunk_not_awaited output_tail_not_masked
-                   stream_not_awaited stage_overwritten)
+                   stream_not_awaited stage_overwritten never_waits reads_before_the_wait writes_before_the_wait)
 
 # polyspec_plant(<name> <file of csrc/src> <text> <in its place> <what is to be said> [<kernels> <calls>]): a program of
 # which one source has the fault, and a test of so many random calls that passes when it is found. The source is that of
@@ -220,6 +224,22 @@ polyspec_plant(buffers_used_again cuda/row_tickets.cuh "    group.sync();  // it
 polyspec_plant(marks_left cuda/row_tickets.cuh "tickets->marks[request] = 0;" ";" "check failed")
 polyspec_plant(one_vector_more cuda/row_reader.cuh "v + u * lanes < split.vectors" "v + u * lanes <= split.vectors"
                "SEGV|check failed")
+# Dependent launch.
+set(stream cuda/int4_stream.cuh)
+set(norm_waits "  wait_for_prerequisites();\n  POLYSPEC_ROLLED\n")
+polyspec_plant(never_waits cuda/layer.cu "${norm_waits}" "" "data race|without having waited" layer 20)
+polyspec_plant(reads_before_the_wait cuda/attention.cu
+               "  begin_kernel();\n  POLYSPEC_DYNAMIC_SHARED(AttentionShared, shared);\n"
+               "  POLYSPEC_DYNAMIC_SHARED(AttentionShared, shared);\n  load_queries<T>(shared, p, {0, 0, 0, 1});\n  begin_kernel();\n"
+               "data race" attention 20)
+polyspec_plant(writes_before_the_wait cuda/layer.cu "${norm_waits}"
+               "  if (threadIdx.x < n) y[threadIdx.x] = {};\n${norm_waits}" "data race" layer 20)
+polyspec_plant(activations_before_the_wait ${stream} "  wait_for_prerequisites();\n\n  {\n"
+               "  {\n    copy_async(x, p.x, 16);\n    end_batch();\n    wait_for_batches<0>();\n    wait_for_prerequisites();\n" "data race" int4 40)
+polyspec_plant(tickets_before_the_wait cuda/kernels.cuh
+               "  wait_for_prerequisites();\n  group.sync();\n  const Workspace<core::RowTickets, core::RowRecord> workspace(params.workspace);\n"
+               "  const Workspace<core::RowTickets, core::RowRecord> workspace(params.workspace);\n  core::add_marks(workspace.tickets->marks, 0);\n  wait_for_prerequisites();\n  group.sync();\n"
+               "data race")
 polyspec_plant(squares_not_awaited cuda/layer.cu "  __syncthreads();  // all squares are there\n" "" "data race" layer 20)
 polyspec_plant(lanes_not_awaited cuda/layer.cu "  __syncthreads();  // all lanes are there\n" "" "data race" layer 20)
 polyspec_plant(squares_overwritten cuda/layer.cu "    if (begin > 0) __syncthreads();  // the squares before are added up\n" "" "data race" layer 40)
@@ -247,7 +267,6 @@ polyspec_plant(upper_sums_not_awaited cuda/int4.cu "  __syncthreads();  // the u
                int4 20)
 polyspec_plant(lower_sums_not_awaited cuda/int4.cu "  __syncthreads();  // and the lower ones'\n" "" "data race" int4 20)
 # Streamed weights.
-set(stream cuda/int4_stream.cuh)
 set(wrong "data race|int4 case|deadlock|bulk copies|SEGV")
 polyspec_plant(stream_not_awaited ${stream} "    wait_for_phase(barrier_, parity_);\n" "" "${wrong}" int4 20)
 polyspec_plant(stream_of_the_other_phase ${stream} "wait_for_phase(barrier_, parity_)" "wait_for_phase(barrier_, parity_ ^ 1)"

@@ -165,7 +165,7 @@ Returns:
 rms_norm: Callable[[Tensor, Tensor, float], Tensor]
 rms_norm = torch.ops.polyspec.rms_norm.default
 """``weight * (x / sqrt(mean(x^2) + epsilon))``, [M, N] by rows: of x [M, N], weight [N] and
-epsilon > 0."""
+epsilon > 0. No kernel of the same CUDA graph writes `weight`."""
 
 add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
 add_rms_norm = torch.ops.polyspec.add_rms_norm.default

@@ -87,7 +87,8 @@ nothing but y is rounded.
 
 Args:
     x: [M, K] float32 (on the CPU), bfloat16 or float16, unit stride along K.
-    packed: of `pack` on the same device, for weights [outputs, K] in groups of `group`.
+    packed: of `pack` on the same device, for weights [outputs, K] in groups of `group`. In a CUDA
+        graph it is read before earlier kernels have ended, so none of that graph writes it.
     outputs, group: of these weights.
 """
 

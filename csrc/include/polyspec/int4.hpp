@@ -132,7 +132,8 @@ POLYSPEC_API int64_t int4_packed_bytes(const Int4Shape& shape, Stream::Device de
 // none is refused, and `packed` is 16-byte aligned.
 POLYSPEC_API Result int4_pack(const Int4PackParams& params, Stream stream);
 
-// int4_product on CUDA is one launch and takes no workspace. x and y are bfloat16 or float16, x and
+// int4_product on CUDA is one launch and takes no workspace. No kernel of the same CUDA graph writes
+// `packed`, which is read before earlier kernels of a graph have ended. x and y are bfloat16 or float16, x and
 // its stride multiples of 16 bytes. Weights are read once for up to 64 tokens; more are several
 // blocks, which read them at the same time. Neither weights nor activations are rounded; sums are
 // float32 on the tensor cores:

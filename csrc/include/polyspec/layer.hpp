@@ -26,7 +26,7 @@ struct RmsNormParams {
   float epsilon = 0.0f;            // > 0
   const void* x = nullptr;         // [m, n]
   const void* residual = nullptr;  // [m, n]; nullptr: none
-  const void* weight = nullptr;    // [n]
+  const void* weight = nullptr;    // [n]; no kernel of the same CUDA graph writes it
   void* sum = nullptr;             // [m, n] out, h; needed with a residual, else not written
   void* y = nullptr;               // [m, n] out
 };

@@ -283,6 +283,7 @@ __device__ __forceinline__ void with_count(int count, const Run& run) {
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2)
     attention_kernel(const __grid_constant__ AttentionParams p, int64_t spans) {
+  begin_kernel();
   POLYSPEC_DYNAMIC_SHARED(AttentionShared, shared);
   const int64_t queries = p.heads / p.groups * p.tokens;
   const int64_t parts = (queries + kQueries - 1) / kQueries;
@@ -393,9 +394,11 @@ struct LanesShared {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     merge_kernel(const __grid_constant__ AttentionParams p, int64_t spans) {
+  begin_kernel();
   POLYSPEC_SHARED(LanesShared, shared);
-  const int64_t token = blockIdx.x % p.tokens, head = blockIdx.x / p.tokens % p.heads;
-  const int64_t row = blockIdx.x / p.tokens / p.heads, width = p.value_width;
+  const unsigned tokens = static_cast<unsigned>(p.tokens), heads = static_cast<unsigned>(p.heads);
+  const int64_t token = blockIdx.x % tokens, head = blockIdx.x / tokens % heads;
+  const int64_t row = blockIdx.x / tokens / heads, width = p.value_width;
   const int64_t each = core::attention_kept(width);
   const float* kept = static_cast<const float*>(p.workspace) + blockIdx.x * spans * each;
   const int64_t seen = core::keys_seen(p, row, token), at = threadIdx.x;

@@ -1,5 +1,7 @@
 // The CUDA backend's entry points: choose the kernel for the logits' element type, and see what the
 // device is.
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 
 #include "cuda/launch.cuh"
@@ -62,6 +64,15 @@ bool is_capturing(const Stream& stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream.cuda, &status) != cudaSuccess) cudaGetLastError();
   return status != cudaStreamCaptureStatusNone;
+}
+
+bool is_dependent(CUstream_st* stream) {
+  static const bool wanted = [] {
+    const char* const value = std::getenv("POLYSPEC_DEPENDENT_LAUNCH");
+    return value == nullptr || std::strcmp(value, "0") != 0;
+  }();
+  return wanted && current_device().clusters &&
+         cuda::is_capturing(Stream::on(stream));
 }
 
 DeviceShape current_device() {

@@ -108,6 +108,7 @@ __device__ __forceinline__ void write_sums(Int4Shared<kTiles, kTokenTiles, kShar
 template <class T, int kTiles, int kTokenTiles, int kSharers>
 __global__ void __launch_bounds__(kThreads, (kTiles * kTokenTiles <= 2 ? 2 : 1))
     int4_product_kernel(const __grid_constant__ Int4ProductParams p) {
+  begin_kernel();
   constexpr int kTokens = kTokenTiles * kTokenTile;  // of a warp
   constexpr int kAhead = kStages<kTiles, kTokenTiles, kSharers> - 1;
   using Shared = Int4Shared<kTiles, kTokenTiles, kSharers>;
@@ -230,6 +231,7 @@ __device__ __forceinline__ uint32_t scale_of(const Int4PackParams& p, int64_t ou
 // A thread writes 16 bytes. Grid: x over those of a tile, y over tiles.
 __global__ void __launch_bounds__(kPackThreads)
     int4_pack_kernel(const __grid_constant__ Int4PackParams p) {
+  begin_kernel();
   const Int4Tiles of(p.shape);
   const int64_t vector = blockIdx.x * int64_t{kPackThreads} + threadIdx.x;
   const int64_t group = vector / of.group_vectors, at = vector % of.group_vectors;

@@ -112,6 +112,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using Shared = StreamShared<kTokenTiles>;
   POLYSPEC_DYNAMIC_SHARED(Shared, shared);
+  launch_dependents();
   unsigned char* const x_at = reinterpret_cast<unsigned char*>(&shared) + sizeof(Shared);
   const Int4Tiles of(p.shape);
   Vector* const x = reinterpret_cast<Vector*>(x_at);  // [chunk][token tile][lane]
@@ -138,6 +139,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                           shared.full[warp], plan.stages, group_bytes,
                           p.packed + tile_of_warp * of.tile_bytes + begin * int64_t{group_bytes},
                           groups, step * of.tile_bytes - groups * int64_t{group_bytes}, own);
+  wait_for_prerequisites();
 
   {
     const T* const from = static_cast<const T*>(p.x) + lane / 4 * p.x_stride +

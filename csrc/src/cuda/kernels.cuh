@@ -44,6 +44,7 @@ __device__ __forceinline__ void for_each_request(int64_t batch, const Run& run) 
   POLYSPEC_SHARED(Shared<kThreads>, shared);
   Group<kThreads> group(shared);
   group.sync();  // the other CTAs of a cluster have begun: their shared memory is there
+  wait_for_prerequisites();
   const int64_t groups = gridDim.x / group.ctas();
   for (int64_t b = blockIdx.x / group.ctas(); b < batch; b += groups) run(group, b);
   group.sync();  // no CTA leaves while another may reach into its shared memory
@@ -90,6 +91,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     rows_kernel(const __grid_constant__ VerifyParams params) {
   POLYSPEC_SHARED(Shared<kThreads>, shared);
   Group<kThreads> group(shared);
+  wait_for_prerequisites();
   group.sync();
   const Workspace<core::RowTickets, core::RowRecord> workspace(params.workspace);
   core::verify_rows<T, kind, RulesFor<T, rule>>(group, params, blockIdx.x / group.ctas(),
@@ -104,6 +106,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     tree_kernel(const __grid_constant__ VerifyTreeParams params) {
   POLYSPEC_SHARED(Shared<kThreads>, shared);
   Group<kThreads> group(shared);
+  wait_for_prerequisites();
   group.sync();
   const bool at_once = params.workspace != nullptr;
   const int64_t rows = at_once ? params.nodes + 1 : 1;  // that have groups of their own

@@ -27,6 +27,7 @@ constexpr int64_t kMaxYZ = 65535;
 template <class Lane>
 __global__ void __launch_bounds__(kLaneThreads)
     append_kernel(const __grid_constant__ AppendParams p, int64_t threads) {
+  begin_kernel();
   for (int64_t row = blockIdx.z; row < p.in.batch; row += gridDim.z)
     for (int64_t head = blockIdx.y; head < p.in.heads; head += gridDim.y)
       for (int64_t x = blockIdx.x * int64_t{kLaneThreads} + threadIdx.x; x < threads;
@@ -38,6 +39,7 @@ __global__ void __launch_bounds__(kLaneThreads)
 template <class Lane>
 __global__ void __launch_bounds__(kLaneThreads)
     append_paged_kernel(const __grid_constant__ PagedAppendParams p, int64_t threads) {
+  begin_kernel();
   for (int64_t row = blockIdx.z; row < p.in.batch; row += gridDim.z)
     for (int64_t head = blockIdx.y; head < p.in.heads; head += gridDim.y)
       for (int64_t x = blockIdx.x * int64_t{kLaneThreads} + threadIdx.x; x < threads;
@@ -50,6 +52,7 @@ __global__ void __launch_bounds__(kLaneThreads)
 template <class Lane>
 __global__ void __launch_bounds__(kLaneThreads)
     compact_kernel(const __grid_constant__ CompactTreeParams p, int32_t lanes, int64_t threads) {
+  begin_kernel();
   for (int64_t layer = blockIdx.z; layer < p.layers; layer += gridDim.z)
     for (int64_t row = blockIdx.y; row < p.batch; row += gridDim.y)
       for (int64_t x = blockIdx.x * int64_t{kLaneThreads} + threadIdx.x; x < threads;
@@ -62,6 +65,7 @@ __global__ void __launch_bounds__(kLaneThreads)
 template <bool kReserve>
 __global__ void __launch_bounds__(kPageThreads)
     pages_kernel(const __grid_constant__ PagesParams p) {
+  begin_kernel();
   POLYSPEC_SHARED(core::CtaShared<kPageThreads>, shared);
   core::CtaGroup<kPageThreads> group(shared);
   core::move_pages<kReserve>(group, p);

@@ -73,6 +73,15 @@ __global__ void __launch_bounds__(kNormThreads)
   T* const sum = residual == nullptr ? nullptr : static_cast<T*>(p.sum) + row;
   T* const y = static_cast<T*>(p.y) + row;
   float values[kEach] = {}, weights[kEach] = {}, lane = 0.0f;
+  launch_dependents();
+  if (n <= kSquares) {
+    POLYSPEC_UNROLL
+    for (int u = 0; u < kEach; ++u) {
+      const int i = static_cast<int>(threadIdx.x) + u * kNormThreads;
+      if (i < n) weights[u] = to_float(weight[i]);
+    }
+  }
+  wait_for_prerequisites();
   POLYSPEC_ROLLED
   for (int64_t begin = 0; begin < n; begin += kSquares) {
     const int count = static_cast<int>(n - begin < kSquares ? n - begin : kSquares);
@@ -82,7 +91,6 @@ __global__ void __launch_bounds__(kNormThreads)
       if (i < count) {
         values[u] = to_float(x[begin + i]);
         if (residual != nullptr) values[u] += to_float(residual[begin + i]);
-        weights[u] = to_float(weight[begin + i]);
       }
     }
     if (begin > 0) __syncthreads();  // the squares before are added up
@@ -185,6 +193,20 @@ __device__ __forceinline__ void split_head(HeadShared& shared, const RotaryParam
   }
 }
 
+// As begin_kernel; before the wait it has bias and norm of a head brought near.
+template <class T>
+__device__ __forceinline__ void begin_head(const RotaryParams& p, int64_t head) {
+  launch_dependents();
+  const T* const bias = static_cast<const T*>(p.bias);
+  const void* const norm = head < p.heads ? p.query_norm : p.key_norm;
+  POLYSPEC_ROLLED
+  for (int64_t i = threadIdx.x; i < p.width; i += kHeadThreads) {
+    if (bias != nullptr) prefetch(bias + head * p.width + i);
+    if (norm != nullptr) prefetch(static_cast<const T*>(norm) + i);
+  }
+  wait_for_prerequisites();
+}
+
 // Where the head of a token lies in [b, heads, t, d].
 template <class T>
 __device__ __forceinline__ T* head_at(void* data, const RotaryParams& p, int64_t heads,
@@ -199,6 +221,7 @@ __global__ void __launch_bounds__(kHeadThreads)
     rotary_kernel(const __grid_constant__ RotaryParams p) {
   POLYSPEC_SHARED(HeadShared, shared);
   const int64_t number = blockIdx.x, head = blockIdx.y;
+  begin_head<T>(p, head);
   T* to = nullptr;
   if (head < p.heads) {
     to = head_at<T>(p.query, p, p.heads, number, head);
@@ -215,6 +238,7 @@ __global__ void __launch_bounds__(kHeadThreads)
     rotary_append_kernel(const __grid_constant__ RotaryAppendParams p) {
   POLYSPEC_SHARED(HeadShared, shared);
   const int64_t number = blockIdx.x, head = blockIdx.y;
+  begin_head<T>(p.turn, head);
   const int64_t row = number / p.turn.tokens, token = number % p.turn.tokens;
   const NewTokens in = core::new_tokens(p);
   const core::RowAppend plan = core::row_append(in, row, p.capacity);
@@ -236,6 +260,7 @@ __global__ void __launch_bounds__(kHeadThreads)
 template <class T>
 __global__ void __launch_bounds__(kGateThreads)
     gated_kernel(const __grid_constant__ GatedParams p) {
+  begin_kernel();
   const int64_t n = p.width;
   for (int64_t token = blockIdx.y; token < p.tokens; token += gridDim.y) {
     const T* const gate = static_cast<const T*>(p.x) + token * 2 * n;

@@ -11,18 +11,21 @@ constexpr int kThreads = 32;
 
 __global__ void __launch_bounds__(kThreads)
     schedule_due_kernel(const __grid_constant__ ScheduleDueParams p) {
+  begin_kernel();
   const int64_t row = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (row < p.in.batch) core::due_row(p, row);
 }
 
 __global__ void __launch_bounds__(kThreads)
     schedule_next_kernel(const __grid_constant__ ScheduleNextParams p) {
+  begin_kernel();
   const int64_t row = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (row < p.in.batch) core::next_row(p, row);
 }
 
 __global__ void __launch_bounds__(kThreads)
     schedule_report_kernel(const __grid_constant__ ScheduleReportParams p) {
+  begin_kernel();
   const int64_t row = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (row < p.in.batch) core::report_row(p, row);
 }

@@ -81,7 +81,8 @@ __device__ __forceinline__ void verify_rows(Group& group, const VerifyParams& pa
   }
   if (group.rank() != 0) return;
   __threadfence();  // all marks are made, and asked for
-  if (atomicInc(&tickets->left, static_cast<unsigned>(groups - 1)) + 1 < groups) return;
+  const unsigned others = static_cast<unsigned>(groups - 1);
+  if (atomicInc(&tickets->left, others) != others) return;
   __threadfence();
   for (int64_t request = 0; request < params.batch; ++request) tickets->marks[request] = 0;
   tickets->taken = 0;

@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "cuda/cuda_error.hpp"
 
 // A variable in the shared memory of a CTA; at the beginning of a kernel.
@@ -24,11 +26,55 @@ inline Result result_of(cudaError_t error) {
   return cuda_error(error);
 }
 
-// The error, if there is one, is this launch's own and is not left behind for the next caller of
-// cudaGetLastError.
+// Dependent launch (sm_90): a kernel may begin when all CTAs of the kernel before it in its stream
+// have called launch_dependents or ended. Until wait_for_prerequisites returns it touches nothing
+// that an earlier kernel reads or writes, tickets and workspaces included; then all earlier kernels
+// have ended, since each of them has waited for those before it. Every kernel that launch_kernel
+// launches waits, in all of its threads.
+__device__ __forceinline__ void launch_dependents() {
+#ifndef __CUDACC__
+  stand_in::launch_dependents();
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_prerequisites() {
+#ifndef __CUDACC__
+  stand_in::wait_for_prerequisites();
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// A hint that this is read after the wait: another kernel may still write it.
+__device__ __forceinline__ void prefetch([[maybe_unused]] const void* address) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && defined(__CUDACC__)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
+// Of a kernel that has nothing to do before it waits.
+__device__ __forceinline__ void begin_kernel() {
+  launch_dependents();
+  wait_for_prerequisites();
+}
+
+// Whether kernels of this stream are launched so: on devices that can, in captures. A graph begins
+// when the stream's earlier work has ended, so that weights which no kernel of the graph writes can
+// be read before the wait. POLYSPEC_DEPENDENT_LAUNCH=0 in the environment turns it off.
+bool is_dependent(CUstream_st* stream);
+
+// The one place where kernels are launched. The error, if there is one, is this launch's own and is
+// not left behind for the next caller of cudaGetLastError.
 template <class... Params, class... Args>
-cudaError_t launch_kernel(void (*kernel)(Params...), const cudaLaunchConfig_t& config,
+cudaError_t launch_kernel(void (*kernel)(Params...), cudaLaunchConfig_t config,
                           const Args&... args) {
+  cudaLaunchAttribute attributes[2] = {};
+  if (is_dependent(config.stream)) {
+    std::copy_n(config.attrs, config.numAttrs, attributes);
+    cudaLaunchAttribute& dependent = attributes[config.numAttrs++];
+    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    dependent.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attributes;
+  }
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, args...);
   if (error != cudaSuccess) cudaGetLastError();
   return error;

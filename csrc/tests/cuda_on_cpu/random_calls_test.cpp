@@ -1,10 +1,13 @@
 // Random calls of every operator on the stand-in device against the CPU backend, bit for bit. Each
 // array ends before a page that faults, each call runs twice, in a launch shape and an order of
-// threads of its own.
+// threads of its own. The calls are captured in a graph after kernels that write their inputs and
+// outputs, and begin before those have ended.
 //
 //   random_calls_test [calls [vocabulary [kinds]]]    `calls` of each kind, vocabularies up to the
 //                                                     one given; kinds: all, verify_f32, layers or
 //                                                     int4
+#include "cuda_runtime.h"  // first, as nvcc includes it
+
 #include <sys/mman.h>
 
 #include <cmath>
@@ -14,7 +17,6 @@
 
 #include "cuda/launch.hpp"
 #include "cuda/launch_shape.hpp"
-#include "cuda_runtime_api.h"
 #include "polyspec/verify_tree.hpp"
 #include "support/random_cache.hpp"
 #include "support/random_indexed.hpp"
@@ -30,7 +32,8 @@ using polyspec::Stream;
 // A copy of a block whose guards fault.
 class Guarded {
  public:
-  explicit Guarded(const cases::Block& block) : size_(block.bytes.size()) {
+  explicit Guarded(const cases::Block& block)
+      : bytes_(block.bytes), guards_(block.guards), size_(block.bytes.size()) {
     void* pages =
         mmap(nullptr, size_ + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(pages != MAP_FAILED);
@@ -42,6 +45,27 @@ class Guarded {
   Guarded& operator=(const Guarded&) = delete;
   ~Guarded() { munmap(data_, size_ + 1); }
 
+  // Launches a kernel that writes the arrays, of which `constant` is in none; until then they hold
+  // poison.
+  void launch_writes(const void* constant = nullptr) const {
+    constexpr int kNoValue = 0xee;
+    for_each_array(constant, [&](size_t begin, size_t end) {
+      std::memset(data_ + begin, kNoValue, end - begin);
+    });
+    cudaLaunchConfig_t config = {};
+    config.blockDim = dim3(32);
+    const auto write = [this, constant] {
+      stand_in::launch_dependents();
+      if (threadIdx.x > 0) return;
+      for_each_array(constant, [&](size_t begin, size_t end) {
+        // By calls of memcpy, which ThreadSanitizer sees.
+        for (size_t at = begin; at < end; at += cases::Block::kPage)
+          std::memcpy(data_ + at, bytes_.data() + at, (blockIdx.x + 1) * cases::Block::kPage);
+      });
+    };
+    CHECK(stand_in::launch(config, write, "write") == cudaSuccess);
+  }
+
   unsigned char* data() const { return data_; }
   std::vector<unsigned char> read() const {
     mprotect(data_, size_, PROT_READ | PROT_WRITE);
@@ -49,6 +73,17 @@ class Guarded {
   }
 
  private:
+  template <class Run>
+  void for_each_array(const void* constant, const Run& run) const {
+    size_t begin = 0;
+    for (const size_t guard : guards_) {
+      if (constant < data_ + begin || constant >= data_ + guard) run(begin, guard);
+      begin = guard + cases::Block::kPage;
+    }
+  }
+
+  std::vector<unsigned char> bytes_;
+  std::vector<size_t> guards_;
   size_t size_;
   unsigned char* data_;
 };
@@ -68,6 +103,27 @@ void* workspace() {
   return memory;
 }
 
+// What a call reads before the kernels before it have ended, and they do not write.
+template <class Params>
+const void* constant_of(const Params&) {
+  return nullptr;
+}
+const void* constant_of(const polyspec::RmsNormParams& params) { return params.weight; }
+
+template <class Launch>
+void in_graph(const Launch& launch) {
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  CHECK(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  launch();
+  CHECK(cudaStreamEndCapture(nullptr, &graph) == cudaSuccess);
+  CHECK(cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess);
+  CHECK(cudaGraphLaunch(executable, nullptr) == cudaSuccess);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  CHECK(cudaGraphExecDestroy(executable) == cudaSuccess);
+  CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+}
+
 // `in` and `out` are where the call finds its memory. A call that changes its outputs in place runs
 // once.
 template <class Operator, class Case>
@@ -78,12 +134,15 @@ void compare(Operator run, const Case& call, const std::string& name, bool in_pl
 
   const Guarded outputs(call.outputs);
   const Guarded inputs(with_bytes(call.inputs, cases::inputs_for(call, outputs.data())));
-  const Stream stream = Stream::on(nullptr);
-  for (int time = 0; time < (in_place ? 1 : 2); ++time) {
-    const Result result = run(call.params(inputs.data(), outputs.data()), stream);
-    CHECK_EQ(std::string(""), result.message);
-  }
-  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  const auto params = call.params(inputs.data(), outputs.data());
+  in_graph([&] {
+    outputs.launch_writes();
+    inputs.launch_writes(constant_of(params));
+    for (int time = 0; time < (in_place ? 1 : 2); ++time) {
+      const Result result = run(params, Stream::on(nullptr));
+      CHECK_EQ(std::string(""), result.message);
+    }
+  });
   cases::check_same(expected, outputs.read(), name);
 }
 
@@ -148,13 +207,16 @@ void check_caches_and_state_rows(uint64_t seed) {
           cases::PagesCase<false>(seed), "truncate_pages" + name, true);
 }
 
-const auto kAttention = [](polyspec::AttentionParams params, Stream stream) {
+constexpr int64_t kSumBytes = 64 << 20;
+void* sums() {
   static void* memory = nullptr;
-  constexpr int64_t kBytes = 64 << 20;
-  if (memory == nullptr) CHECK(cudaMalloc(&memory, kBytes) == cudaSuccess);
+  if (memory == nullptr) CHECK(cudaMalloc(&memory, kSumBytes) == cudaSuccess);
+  return memory;
+}
+const auto kAttention = [](polyspec::AttentionParams params, Stream stream) {
   if (stream.device == Stream::Device::kCuda) {
-    CHECK(polyspec::attention_workspace_bytes(params) <= kBytes);
-    params.workspace = memory;
+    CHECK(polyspec::attention_workspace_bytes(params) <= kSumBytes);
+    params.workspace = sums();
   }
   return polyspec::attention(params, stream);
 };
@@ -176,9 +238,15 @@ void check_layers(uint64_t seed) {
 void check_int4(uint64_t seed) {
   const cases::Int4Case call(seed);
   const Guarded inputs(call.inputs), outputs(call.outputs);
-  const Result result = call.run(inputs.data(), outputs.data(), Stream::on(nullptr));
-  CHECK_EQ(std::string(""), result.message);
+  const Stream stream = Stream::on(nullptr);
+  CHECK(call.pack(inputs.data(), outputs.data(), stream).ok());
   CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  in_graph([&] {
+    outputs.launch_writes(call.packed(outputs.data()));
+    inputs.launch_writes();
+    const Result result = call.multiply(inputs.data(), outputs.data(), stream);
+    CHECK_EQ(std::string(""), result.message);
+  });
   const std::string fault = call.fault(outputs.read(), true);
   if (!fault.empty()) check::fail(__FILE__, __LINE__, "int4 case " + std::to_string(seed), fault);
 }
@@ -201,6 +269,8 @@ int main(int argc, char** argv) {
   const bool all = std::strcmp(kinds, "all") == 0, layers = std::strcmp(kinds, "layers") == 0;
   const bool int4 = std::strcmp(kinds, "int4") == 0;
   cases::Block::with_guards = true;
+  workspace();  // no memory is asked for in a capture
+  sums();
   int64_t done = 0;
   for (uint64_t seed = 0; done < calls; ++seed) {
     cases::Random random(~seed);
@@ -230,6 +300,7 @@ int main(int argc, char** argv) {
     std::printf("%s of %d CTAs: %llu", ctas > 1 ? "," : "", ctas,
                 static_cast<unsigned long long>(stand_in::clusters_run(ctas)));
   }
-  std::printf("\n");
+  std::printf("; %llu kernels began early\n",
+              static_cast<unsigned long long>(stand_in::early_kernels()));
   return 0;
 }

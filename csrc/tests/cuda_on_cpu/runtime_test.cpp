@@ -134,6 +134,41 @@ void test_capture() {
   cudaStreamDestroy(stream);
 }
 
+// The second kernel begins before the first has ended, and sees what that has written.
+// kWaits: whether it waits.
+__global__ void write_late(unsigned* values) {
+  stand_in::launch_dependents();
+  for (int i = 0; i < 1000; ++i) atomicAdd(&values[0], 1u);
+}
+template <bool kWaits>
+__global__ void read_early(unsigned* values) {
+  if (kWaits) stand_in::wait_for_prerequisites();
+  if (threadIdx.x == 0) values[1] = values[0];
+}
+
+template <bool kWaits>
+void run_dependent(unsigned* values) {
+  cudaLaunchAttribute dependent = {};
+  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  dependent.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(32);
+  CHECK(cudaLaunchKernelEx(&config, write_late, values) == cudaSuccess);
+  config.attrs = &dependent;
+  config.numAttrs = 1;
+  CHECK(cudaLaunchKernelEx(&config, read_early<kWaits>, values) == cudaSuccess);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+}
+
+void test_dependent_launch() {
+  Device<unsigned> values(2);
+  const uint64_t before = stand_in::early_kernels();
+  run_dependent<true>(values.data);
+  CHECK_EQ(uint64_t{1}, stand_in::early_kernels() - before);
+  CHECK_EQ(32000u, values.data[1]);
+}
+
 struct alignas(16) Sixteen {
   unsigned char bytes[32];
 };
@@ -422,6 +457,12 @@ void test_faults() {
       check::fail(__FILE__, __LINE__, fault.message, found);
   }
   CHECK_EQ(std::string(), found_in(makes_no_mistake));
+  const std::string found = found_by([] {
+    Device<unsigned> values(2);
+    run_dependent<false>(values.data);
+  });
+  if (found.find("without having waited for the kernels before") == std::string::npos)
+    check::fail(__FILE__, __LINE__, "a kernel that does not wait", found);
 }
 
 }  // namespace
@@ -431,6 +472,7 @@ int main() {
   test_order();
   test_two_streams();
   test_capture();
+  test_dependent_launch();
   test_product();
   test_barriers_of_warps();
   test_bulk_copies();

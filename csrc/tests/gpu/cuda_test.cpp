@@ -374,7 +374,8 @@ void print_active_clusters() {
 void check_int4(uint64_t seed, cudaStream_t stream) {
   const cases::Int4Case call(seed);
   const DeviceBytes inputs(call.inputs.bytes), outputs(call.outputs.bytes);
-  result_ok(call.run(inputs.data(), outputs.data(), Stream::on(stream)), "int4");
+  result_ok(call.pack(inputs.data(), outputs.data(), Stream::on(stream)), "int4_pack");
+  result_ok(call.multiply(inputs.data(), outputs.data(), Stream::on(stream)), "int4_product");
   CUDA_OK(cudaStreamSynchronize(stream));
   const std::string fault = call.fault(outputs.read(), false);
   if (!fault.empty()) throw Failure("int4 case " + std::to_string(seed) + ": " + fault);

@@ -54,15 +54,21 @@ class Int4Case {
     alone_at_ = outputs_of(2 * shape_.outputs);
   }
 
-  // Packs and multiplies.
-  polyspec::Result run(const unsigned char* in, unsigned char* out, polyspec::Stream stream) const {
+  const unsigned char* packed(const unsigned char* out) const { return out + packed_at_; }
+
+  polyspec::Result pack(const unsigned char* in, unsigned char* out,
+                        polyspec::Stream stream) const {
     polyspec::Int4PackParams pack;
     pack.shape = shape_;
     pack.values = in + values_at_;
     pack.scales = reinterpret_cast<const float*>(in + scales_at_);
     pack.zeros = reinterpret_cast<const float*>(in + zeros_at_);
     pack.packed = out + packed_at_;
-    polyspec::Result result = polyspec::int4_pack(pack, stream);
+    return polyspec::int4_pack(pack, stream);
+  }
+  // All tokens, and one alone.
+  polyspec::Result multiply(const unsigned char* in, unsigned char* out,
+                            polyspec::Stream stream) const {
     polyspec::Int4ProductParams p;
     p.shape = shape_;
     p.tokens = tokens_;
@@ -72,7 +78,7 @@ class Int4Case {
     p.packed = out + packed_at_;
     p.y = out + y_at_;
     p.y_stride = y_stride_;
-    if (result.ok()) result = polyspec::int4_product(p, stream);
+    const polyspec::Result result = polyspec::int4_product(p, stream);
     p.tokens = 1;
     p.x = in + x_at_ + 2 * row_ * x_stride_;
     p.x_stride = 1;  // one row has no use for it

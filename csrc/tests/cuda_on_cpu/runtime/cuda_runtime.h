@@ -24,6 +24,7 @@
 
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeClusterDimension = 4,
+  cudaLaunchAttributeProgrammaticStreamSerialization = 6,
 };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
@@ -31,6 +32,7 @@ struct cudaLaunchAttribute {
     struct {
       unsigned x, y, z;
     } clusterDim;
+    int programmaticStreamSerializationAllowed;
   } val;
 };
 struct cudaLaunchConfig_t {
@@ -150,6 +152,9 @@ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
     }
   }
 }
+// Dependent launch (src/cuda/runtime.cuh).
+void launch_dependents();
+void wait_for_prerequisites();
 // At barrier `id` of the CTA, which is for so many threads this time.
 void sync_warps(int id, int threads);
 void before_atomic(const void* at);

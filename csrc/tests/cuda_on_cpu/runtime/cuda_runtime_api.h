@@ -113,6 +113,9 @@ void seed(uint64_t seed);
 // Clusters of n CTAs that have run since the program began; n from 1 to 16.
 uint64_t clusters_run(int ctas);
 
+// Kernels that began before the one before them in their stream had ended.
+uint64_t early_kernels();
+
 // Barriers that all threads have arrived at since the program began: once for each CTA, and once
 // for each cluster.
 struct Barriers {

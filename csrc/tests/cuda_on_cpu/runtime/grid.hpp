@@ -37,6 +37,11 @@ struct Launch {
   size_t dynamic;          // bytes of shared memory of a CTA
   uint64_t clusters;
 
+  bool dependent;  // may begin when all CTAs of the launch before it have said so or ended
+  std::shared_ptr<Launch> before;  // in the stream, of a dependent launch
+  uint64_t released = 0;           // CTAs that have said so or ended
+  Queue waiting;                   // threads of the launch after this one
+
   Stream* stream = nullptr;
   std::vector<uint64_t> order;  // in which the clusters begin
   uint64_t begun = 0, ended = 0;
@@ -44,6 +49,7 @@ struct Launch {
 
   bool all_begun() const { return begun == clusters; }
   bool all_ended() const { return ended == clusters; }
+  bool all_released() const { return released == clusters * ctas; }
 };
 
 // Threads meet; the clocks are those of this generation and of the one before.
@@ -98,6 +104,7 @@ struct Thread {
   uint64_t cluster_generation = 0;
   bool fenced = false;                // has not made an atomic since its last fence
   std::vector<const void*> observed;  // what its atomics since then have read
+  bool waited = false;                // for the launches before this one
   bool ended = false;
   Thread* next = nullptr;  // in the queue it waits in
 };
@@ -111,6 +118,7 @@ struct Cta {
   unsigned char* shared = nullptr;
   size_t declared = 0;
   bool begun = false;
+  bool released = false;  // the launch after this one may begin
   bool lags = false;  // runs only when no other can
   int alive;
   Barrier barrier;

@@ -27,6 +27,7 @@ std::list<Cluster> resident;
 size_t resident_threads = 0;
 std::vector<race::Context> contexts;
 uint64_t clusters_of[kMaxClusterCtas + 1];
+uint64_t early = 0;  // kernels
 
 template <class T>
 T take_any(std::vector<T>& from) {
@@ -55,8 +56,11 @@ void run_thread() {
   launch.thread();
   if (thread.at_cluster_barrier) fault("a thread ends between the halves of the cluster barrier");
   if (!thread.copies.empty()) fault("a thread ends without having waited for its copies");
+  if (launch.dependent && !thread.waited)
+    fault("a thread ends without having waited for the kernels before");
   race::release(&launch.end);
   if (--cta.alive == 0) {
+    release_dependents(cta);
     if (!cta.bulk_copies.empty()) fault("a CTA ends without having waited for its bulk copies");
     poison(cta.shared, kStaticMemory + launch.dynamic);
   }
@@ -103,7 +107,9 @@ bool begin_any() {
   const size_t threads = launch->threads * launch->ctas;
   const size_t most = race::watched() ? kMaxWatched : kMaxResident;
   if (resident_threads > 0 && resident_threads + threads > most) return false;
-  race::switch_to(context_of(*launch->stream));
+  // Of a dependent launch the host, which knows nothing of the launches before it.
+  if (!launch->dependent) race::switch_to(context_of(*launch->stream));
+  if (launch->begun == 0 && launch->before != nullptr && !launch->before->all_ended()) ++early;
   begin_cluster(launch);
   race::switch_to(host);
   return true;
@@ -125,6 +131,7 @@ void end_thread(Thread& thread) {
   give_back_shared_memory(cluster.shared, launch.ctas);
   resident.remove_if([&](const Cluster& other) { return &other == &cluster; });
   ++launch.ended;
+  if (launch.all_ended()) wake(launch.waiting);
   end_launches(*launch.stream);
   race::switch_to(host);
 }
@@ -162,6 +169,7 @@ uint64_t draw() {  // SplitMix64
 }
 
 uint64_t clusters_run(int ctas) { return clusters_of[ctas]; }
+uint64_t early_kernels() { return early; }
 
 void run_all() {
   if (running != nullptr) fault("a thread of the device calls the host's side of the runtime");
@@ -206,6 +214,11 @@ void wait_in(Queue& queue) {
 void wake(Queue& queue) {
   for (Thread* thread = queue.first; thread != nullptr; thread = thread->next) put_back(thread);
   queue.first = nullptr;
+}
+
+void release_dependents(Cta& cta) {
+  if (!cta.released) ++cta.cluster->launch->released;
+  cta.released = true;
 }
 
 int length(const Queue& queue) {

@@ -20,4 +20,7 @@ void wait_in(Queue& queue);
 void wake(Queue& queue);
 int length(const Queue& queue);
 
+// The launch after this CTA's need no longer wait for this one to begin.
+void release_dependents(Cta& cta);
+
 }  // namespace stand_in

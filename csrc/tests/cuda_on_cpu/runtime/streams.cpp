@@ -47,6 +47,7 @@ bool any_captures() {
 void submit(Stream& stream, std::shared_ptr<Launch> launch) {
   ++submitted;
   launch->stream = &stream;
+  if (launch->dependent && !stream.launches.empty()) launch->before = stream.launches.back();
   race::release(&launch->submitted);
   launch->order.resize(launch->clusters);
   for (uint64_t i = 0; i < launch->clusters; ++i) {
@@ -73,9 +74,13 @@ std::vector<std::shared_ptr<Launch>> beginning_launches() {
   std::vector<std::shared_ptr<Launch>> launches;
   for (auto& [handle, stream] : streams) {
     const race::Context host = race::current_context();
-    if (stream.launches.empty() || stream.launches.front()->all_begun()) continue;
-    const std::shared_ptr<Launch>& launch = stream.launches.front();
-    if (launch->begun == 0) {
+    const auto next = std::find_if(stream.launches.begin(), stream.launches.end(),
+                                   [](const auto& launch) { return !launch->all_begun(); });
+    if (next == stream.launches.end()) continue;
+    const std::shared_ptr<Launch>& launch = *next;
+    if (next != stream.launches.begin() && !(launch->dependent && launch->before->all_released()))
+      continue;
+    if (launch->begun == 0 && !launch->dependent) {
       race::switch_to(stream.context);
       race::acquire(&launch->submitted);
       race::switch_to(host);
@@ -88,6 +93,7 @@ std::vector<std::shared_ptr<Launch>> beginning_launches() {
 void end_launches(Stream& stream) {
   while (!stream.launches.empty() && stream.launches.front()->all_ended()) {
     race::acquire(&stream.launches.front()->end);
+    stream.launches.front()->before.reset();
     stream.launches.pop_front();
     race::release(&stream.clock);
   }
@@ -100,6 +106,13 @@ unsigned ctas_of_cluster(const cudaLaunchConfig_t& config) {
     if (attribute.id == cudaLaunchAttributeClusterDimension) ctas = attribute.val.clusterDim.x;
   }
   return ctas;
+}
+
+bool is_dependent(const cudaLaunchConfig_t& config) {
+  return std::any_of(config.attrs, config.attrs + config.numAttrs, [](const auto& attribute) {
+    return attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+           attribute.val.programmaticStreamSerializationAllowed != 0;
+  });
 }
 
 cudaError_t allow_dynamic(const void* function, size_t bytes, size_t most) {
@@ -118,6 +131,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> threa
   launch->threads = config.blockDim.x;
   launch->ctas = ctas_of_cluster(config);
   launch->dynamic = config.dynamicSmemBytes;
+  launch->dependent = is_dependent(config);
   if (launch->dynamic > std::max(kStaticMemory, allowed[function])) return cudaErrorInvalidValue;
   const dim3& grid = launch->grid;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffff || grid.y > 65535 ||
@@ -210,8 +224,11 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   const stand_in::race::Unwatched bookkeeping;
-  for (const auto& launch : executable->launches)
-    stand_in::submit(streams[stream], std::make_shared<stand_in::Launch>(*launch));
+  for (const auto& captured : executable->launches) {
+    const auto launch = std::make_shared<stand_in::Launch>(*captured);
+    if (captured == executable->launches.front()) launch->dependent = false;  // its graph is not
+    stand_in::submit(streams[stream], launch);
+  }
   return cudaSuccess;
 }
 

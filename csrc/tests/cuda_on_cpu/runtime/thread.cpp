@@ -257,6 +257,21 @@ void await_phase(const uint64_t* at, int parity) {
   pause();
 }
 
+void launch_dependents() {
+  release_dependents(*current().cta);
+  pause();
+}
+
+void wait_for_prerequisites() {
+  Thread& thread = current();
+  thread.waited = true;
+  Launch* const before = thread.cta->cluster->launch->before.get();
+  if (before == nullptr) return;
+  if (!before->all_ended()) wait_in(before->waiting);
+  race::acquire(&before->end);
+  pause();
+}
+
 void sync_warps(int id, int threads) {
   if (id < 1 || id > 15) fault("warps wait at a barrier that is not one of 1 to 15");
   Barrier& barrier = current().cta->of_warps[static_cast<size_t>(id)];
