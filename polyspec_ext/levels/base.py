@@ -351,8 +351,8 @@ def batched(level: Any, name: str | None = None) -> BatchedLevel:
         name: for messages; None: the level's.
     """
     if not isinstance(level, BatchedLevel):
-        return LevelAdapter(level, name)
-    return level if level.capabilities.checked else CheckedLevel(level, name)
+        level = _Adapted(level, name)
+    return level if level.capabilities.checked else _Checked(level, name)
 
 
 def forwarded(method: str, returns: bool = True) -> Callable[..., Any]:
@@ -368,52 +368,31 @@ def forwarded(method: str, returns: bool = True) -> Callable[..., Any]:
     return call
 
 
-class _Wrapper:
-    """A user's level, with checks of its results."""
+class _Users:
+    """A user's level, with a reason for each capability that it lacks."""
 
-    capabilities: Any
-    _lacks = ""
     select = forwarded("select", returns=False)
-    _begin = forwarded("prefill", returns=False)
 
-    def __init__(self, level: Any, name: str | None = None) -> None:
-        self.level = level
-        self.name = name or str(getattr(level, "name", type(level).__name__))
+    def __init__(self, level: Any, name: str | None, lacks: str) -> None:
+        kind = type(level).__name__
+        self.level, self.name = level, name or str(getattr(level, "name", kind))
+        self.vocab_size, self.device = int(level.vocab_size), device_of(level)
         self.max_length: int | None = getattr(level, "max_length", None)
-        self.device = device_of(level)
-        self.vocab_size = int(level.vocab_size)
-        self._width = id_map_of(self).entries_below(self.vocab_size)  # of rows of logits
-
-    @property
-    def one_at_a_time(self) -> str:
-        """Reason why the level accepts no batches."""
-        lacks = self._lacks.format("batches")
-        reason = f"{type(self.level).__name__} has {lacks} and serves one at a time"
-        return getattr(self.level, "one_at_a_time", None) or reason
-
-    @property
-    def no_trees(self) -> str:
-        """Reason why the level reads no trees."""
-        reason = f"{type(self.level).__name__} has {self._lacks.format('trees')}"
-        return getattr(self.level, "no_trees", None) or reason
-
-    def _kept(self, result: Any, lengths: RowCounts) -> Sequence[int]:
-        if result is None or result is lengths or lengths.host is None:
-            return lengths
-        return _require_kept(self.name, result, lengths.host)
+        alone = f"{kind} has {lacks.format('batches')} and serves one at a time"
+        self.one_at_a_time: str = getattr(level, "one_at_a_time", None) or alone
+        trees = f"{kind} has {lacks.format('trees')}"
+        self.no_trees: str = getattr(level, "no_trees", None) or trees
 
 
-class LevelAdapter(_Wrapper):
+class _Adapted(_Users):
     """A user's `Level`, with four methods, as a `BatchedLevel`."""
 
-    capabilities: LevelCapabilities
-    _lacks = "no `supports_{}`"
+    _begin = forwarded("prefill", returns=False)
 
-    def __init__(self, level: Level, name: str | None = None) -> None:
+    def __init__(self, level: Level, name: str | None) -> None:
         batches = bool(getattr(level, "supports_batches", False))
-        id_map = getattr(level, "id_map", None)
-        self.capabilities = LevelCapabilities(batches=batches, checked=True, id_map=id_map)
-        super().__init__(level, name)
+        self.capabilities = LevelCapabilities(batches, id_map=getattr(level, "id_map", None))
+        super().__init__(level, name, "no `supports_{}`")
 
     def prefill(self, prompts: PromptBatch) -> None:
         reserve = getattr(self.level, "reserve", None)
@@ -423,30 +402,25 @@ class LevelAdapter(_Wrapper):
         self._begin(prompts.tokens, *counts)
 
     def forward(self, block: InputBlock) -> LevelOutput:
-        if block.counts is None and block.first is None:
-            logits = self.level.forward(block.tokens, block.keep)
-        else:
-            by_row = (None if x is None else list(x) for x in (block.counts, block.first))
-            logits = self.level.forward(block.tokens, block.keep, *by_row)
-        batch, device = block.tokens.shape[0], self.device
-        _require_logits(self.name, logits, batch, block.keep, self._width, device)
-        return LevelOutput(logits)
+        by_row: tuple[Any, ...] = ()
+        if block.counts is not None or block.first is not None:
+            by_row = tuple(None if x is None else list(x) for x in (block.counts, block.first))
+        return LevelOutput(self.level.forward(block.tokens, block.keep, *by_row))
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         self.forward(reading(tokens, counts))
 
     def rollback(self, lengths: RowCounts) -> Sequence[int]:
-        known = lengths if lengths.host is None else lengths.host
-        return self._kept(self.level.rollback(list(known)), lengths)
+        kept: Sequence[int] = self.level.rollback(list(lengths))
+        return kept
 
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
 
-class CheckedLevel(_Wrapper):
+class _Checked(_Users):
     """A user's `BatchedLevel`, with checked outputs."""
 
-    _lacks = "capabilities without `{}`"
     open = forwarded("open")
     save = forwarded("save")
     reserve_span = forwarded("reserve_span")
@@ -455,30 +429,44 @@ class CheckedLevel(_Wrapper):
     restore = forwarded("restore", returns=False)
     read = forwarded("read", returns=False)
 
+    def __init__(self, level: BatchedLevel, name: str | None) -> None:
+        super().__init__(level, name, "capabilities without `{}`")
+        self._width = id_map_of(self).entries_below(self.vocab_size)  # of rows of logits
+
     @property
     def capabilities(self) -> LevelCapabilities:
         stated: LevelCapabilities = self.level.capabilities
         return stated
 
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
-        return self._states(self.level.prefill(prompts), prompts)
+        return self._states(self.level.prefill(prompts), prompts.hidden_layers, prompts.tokens)
 
     def extend(self, sequence: Any, tokens: torch.Tensor, layers: Layers) -> Hidden | None:
-        prompt = PromptBatch(tokens, hidden_layers=layers)
-        return self._states(self.level.extend(sequence, tokens, layers), prompt)
+        return self._states(self.level.extend(sequence, tokens, layers), layers, tokens)
 
     def extend_together(
         self, sequences: Sequence[Any], tokens: torch.Tensor, counts: Ints, layers: Layers
     ) -> Hidden | None:
-        prompt = PromptBatch(tokens, counts, hidden_layers=layers)
-        return self._states(self.level.extend_together(sequences, tokens, counts, layers), prompt)
+        hidden = self.level.extend_together(sequences, tokens, counts, layers)
+        return self._states(hidden, layers, tokens)
 
-    def _states(self, hidden: Hidden | None, call: PromptBatch | InputBlock) -> Hidden | None:
-        if call.hidden_layers:
-            shape = call.tokens.shape
-            _require_hidden(self.name, hidden, call.hidden_layers, shape)
-            return hidden
-        return None  # an empty dict would count as states
+    def _states(self, hidden: Any, layers: Layers, tokens: torch.Tensor) -> Hidden | None:
+        """Require hidden states ``[B, T, H]`` by layer of a pass over `tokens`, ``[B, T]``."""
+        if not layers:
+            return None  # an empty dict would count as states
+        if not isinstance(hidden, Mapping):
+            wrong_kind(self.name, "hidden states by layer", hidden)
+        batch, width = tokens.shape
+        for layer in layers:
+            states = hidden.get(layer)
+            if not isinstance(states, torch.Tensor) or not states.is_floating_point():
+                wrong_kind(self.name, f"hidden states of layer {layer}", states)
+            if states.dim() != 3 or states.shape[:2] != tokens.shape:
+                raise ValueError(
+                    f"{self.name}: expected hidden states of shape [B, T, H] = [{batch}, {width}, "
+                    f"H] of layer {layer}, given {list(states.shape)}"
+                )
+        return hidden
 
     def forward(self, block: InputBlock) -> LevelOutput:
         out = self.level.forward(block)
@@ -486,9 +474,9 @@ class CheckedLevel(_Wrapper):
             if not isinstance(out, tuple) or not 1 <= len(out) <= 3:
                 wrong_kind(self.name, "forward to return a LevelOutput", out)
             out = LevelOutput(*out)
-        batch, device = block.tokens.shape[0], self.device
-        _require_logits(self.name, out.logits, batch, block.keep, self._width, device)
-        hidden = self._states(out.hidden, block)
+        shape = len(block.tokens), block.keep, self._width
+        _require_logits(self.name, out.logits, shape, self.device)
+        hidden = self._states(out.hidden, block.hidden_layers, block.tokens)
         return out if out.hidden is hidden else out._replace(hidden=hidden)
 
     def rollback(self, lengths: RowCounts) -> Sequence[int]:
@@ -497,65 +485,46 @@ class CheckedLevel(_Wrapper):
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
         return self._kept(self.level.keep_path(begin, path, lengths), lengths)
 
-
-# ---- outputs of users' levels --------------------------------------------------------------------
-# Errors name the level, the expectation of its contract (`Level`), and the actual value. Messages
-# are formatted only before a raise: every pass pays for the checks.
+    def _kept(self, kept: Any, lengths: RowCounts) -> Sequence[int]:
+        """Require the cached lengths after `rollback`: at most the lengths asked."""
+        asked = lengths.host
+        if kept is None or kept is lengths or asked is None:
+            return lengths
+        left = kept.tolist() if isinstance(kept, torch.Tensor) else kept
+        if not (isinstance(left, Sequence) and all(type(length) is int for length in left)):
+            wrong_kind(self.name, "rollback to return None or the lengths that are left", kept)
+        if len(left) != len(asked) or any(
+            not 0 <= n <= m for n, m in zip(left, asked, strict=True)
+        ):
+            raise ValueError(
+                f"{self.name}: expected rollback to leave at most {list(asked)} tokens, given "
+                f"{left}"
+            )
+        return list(left)
 
 
 def _require_logits(
-    name: str, logits: Any, batch: int, keep: int, vocab_size: int, device: torch.device
+    name: str, logits: Any, shape: tuple[int, int, int], device: torch.device
 ) -> None:
-    """Require logits ``[batch, keep, vocab_size]`` of ``forward`` of level `name`."""
+    """Require logits ``[batch, keep, vocab_size]`` of ``forward`` of level `name`. Messages are
+    formatted only before a raise: every pass pays for the checks."""
     if not isinstance(logits, torch.Tensor) or logits.dtype not in LOGITS_DTYPES:
         wrong_kind(name, "forward to return float32, bfloat16 or float16 logits", logits)
-    shape = (batch, keep, vocab_size)
+    own = logits.device
     if logits.shape != shape:
         wrong = f"of shape [B, keep, vocab_size] = {list(shape)}, given {list(logits.shape)}"
-    elif logits.device != device and not _same(logits.device, device):
-        wrong = f"on the level's device, {device}, given {logits.device}"
+    elif own.type != device.type or (None not in (own.index, device.index) and own != device):
+        wrong = f"on the level's device, {device}, given {own}"
     elif logits.layout != torch.strided:
         raise ValueError(
             f"{name}: expected forward to return dense logits, given layout {logits.layout}"
         )
-    elif vocab_size > 1 and not logits.is_contiguous() and logits.stride(2) != 1:
+    elif shape[2] > 1 and not logits.is_contiguous() and logits.stride(2) != 1:
         stride = f"stride {logits.stride(2)}; call .contiguous() on them"
         wrong = f"of unit stride along the vocabulary, given {stride}"
     else:
         return
     raise ValueError(f"{name}: expected forward to return logits {wrong}")
-
-
-def _same(device: torch.device, other: torch.device) -> bool:
-    return device.type == other.type and None in (device.index, other.index)
-
-
-def _require_hidden(name: str, hidden: Any, layers: Sequence[int], shape: Sequence[int]) -> None:
-    """Require hidden states ``[B, T, H]`` by layer of a pass of level `name` over tokens of `shape`
-    [B, T]."""
-    if not isinstance(hidden, Mapping):
-        wrong_kind(name, "hidden states by layer", hidden)
-    for layer in layers:
-        states = hidden.get(layer)
-        if not isinstance(states, torch.Tensor) or not states.is_floating_point():
-            wrong_kind(name, f"hidden states of layer {layer}", states)
-        if states.dim() != 3 or tuple(states.shape[:2]) != tuple(shape):
-            raise ValueError(
-                f"{name}: expected hidden states of shape [B, T, H] = [{shape[0]}, {shape[1]}, H] "
-                f"of layer {layer}, given {list(states.shape)}"
-            )
-
-
-def _require_kept(name: str, kept: Any, asked: Sequence[int]) -> list[int]:
-    """Require the cached lengths after ``rollback`` of level `name`: at most the lengths asked."""
-    left = kept.tolist() if isinstance(kept, torch.Tensor) else kept
-    if not (isinstance(left, Sequence) and all(type(length) is int for length in left)):
-        wrong_kind(name, "rollback to return None or the lengths that are left", kept)
-    if len(left) != len(asked) or any(not 0 <= n <= m for n, m in zip(left, asked, strict=True)):
-        raise ValueError(
-            f"{name}: expected rollback to leave at most {list(asked)} tokens, given {left}"
-        )
-    return list(left)
 
 
 # ---- vocabularies --------------------------------------------------------------------------------

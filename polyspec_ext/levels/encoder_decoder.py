@@ -20,16 +20,8 @@ from .base import (
     PromptBatch,
     reading,
 )
-from .models import (
-    ModelLevel,
-    failure,
-    ids_of,
-    is_encoder_decoder,
-    relative_difference,
-    require_continued,
-    text_of,
-    tolerance,
-)
+from .models import ModelLevel, is_encoder_decoder
+from .probe import Probe, Step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -142,25 +134,16 @@ class EncoderDecoderLevel(ModelLevel):
     def select(self, rows: Sequence[int]) -> None:
         pass  # the only row
 
-    @torch.inference_mode()
     def _probe(self) -> None:
-        """Compare passes with rollbacks to a single pass over a text (`levels.models`)."""
-        known = ids_of(self.model, self.vocab_size)
-        text = text_of(12, known)[None]
-        wrong = (text + 1) % known
+        """Test whether the model continues cached texts correctly (`levels.probe`)."""
 
-        def differ() -> tuple[float, float]:
-            self.prefill(PromptBatch(text[:, :3].to(self.device), encoded=EncodedInput(text)))
-            logits = []
-            for begin, end in ((3, 6), (6, 8), (8, 9), (9, 12)):
-                ids = torch.cat([text[:, begin:end], wrong[:, end : end + 2]], 1).to(self.device)
-                logits.append(self._pass(ids)[0, : end - begin])
-                self.rollback([end])
-            whole = self._pass(text.to(self.device), cache=False)[0]
-            worst = max(map(relative_difference, torch.cat(logits), whole[3:]))
-            return worst, tolerance(whole.dtype)
+        def whole(ids: Tensor) -> Tensor:
+            self.prefill(PromptBatch(ids[:, :0], encoded=EncodedInput(ids)))  # an empty cache
+            return self._pass(ids, cache=False)
 
+        probe = Probe(self, lambda *_: None, whole, 12)
+        steps = [Step((end,), (2,)) for end in (6, 8, 9, 12)]
         try:
-            require_continued(failure(differ), self.model, self.name)
+            probe.require(probe.failure(lambda: probe.worst((3,), steps)))
         finally:
             self.cache = self._encoded = self._mask = None

@@ -401,27 +401,21 @@ class StackedPass:
         return LevelOutput(logits, {layer: states[layer] for layer in hidden_layers})
 
 
-def stacked_pass(model: Any, native: bool = True) -> StackedPass | None:
-    """Return the pass of a model with fused layers of equal shape; None: another model.
-
-    Args:
-        native: on the CPU, a single call for all layers; else operator by operator, as on CUDA.
-    """
+def stacked_pass(model: Any) -> StackedPass | None:
+    """Return the pass of a model with fused layers of equal shape, on the CPU a single call for all
+    layers; None: another model."""
     body: Any = getattr(model, "model", None)
     if not (_is_known(type(model), "ForCausalLM") and _is_known(type(body), "Model")):
         return None
     layers: list[Any] = list(body.layers)
-    if not layers or not all(map(_is_whole, layers)) or not _runs(body.norm, _Norm):
-        return None
-    shape = _shape_of_all(layers)
-    if shape is None:
-        return None
-    if not native or _norms_of(layers[0])[0].weight.is_cuda:
-        return StackedPass(model, LayerOperators(list(map(_products, layers)), shape))
+    whole = all(isinstance(x, _Layer) and _runs(x.self_attn, _Attention) for x in layers)
+    known = layer_operators(layers, all_known=True) if whole and _runs(body.norm, _Norm) else None
+    if known is None or known.norms[0].is_cuda:
+        return None if known is None else StackedPass(model, known)
     weights = [weight for weight in map(_weights, layers) if weight is not None]
-    if len(weights) != len(layers):
+    if len(weights) < len(layers):
         return None
-    return StackedPass(model, DecoderLayers(weights, shape))
+    return StackedPass(model, DecoderLayers(weights, known.shape))
 
 
 def layer_operators(layers: Sequence[Any], all_known: bool = False) -> LayerOperators | None:
@@ -432,10 +426,14 @@ def layer_operators(layers: Sequence[Any], all_known: bool = False) -> LayerOper
         all_known: layers of any class, with the submodules and computation of Llama's layers; the
             first may have no norm before its attention.
     """
-    known = all_known or all(
-        isinstance(m, _Layer) and _is_known(type(m.self_attn), "Attention") for m in layers
+    fused = bool(layers) and all(
+        (all_known or (isinstance(layer, _Layer) and _is_known(type(layer.self_attn), "Attention")))
+        and _are_merged(layer.self_attn, "q_proj", "k_proj", "v_proj")
+        and _runs(layer.self_attn.o_proj, RowProduct)
+        and _runs(layer.mlp, _Mlp)
+        and all(_runs(norm, _Norm) for norm in _norms_of(layer))
+        for layer in layers
     )
-    fused = bool(layers) and known and all(map(_has_fused_parts, layers))
     shape = _shape_of_all(layers) if fused else None
     return None if shape is None else LayerOperators(list(map(_products, layers)), shape)
 
@@ -455,23 +453,6 @@ def _shape_of_all(layers: Sequence[Any]) -> LayerShape | None:
         ),
     ]
     return None if any(len(fact) > 1 for fact in facts) else facts[0].pop()
-
-
-def _has_fused_parts(layer: Any) -> bool:
-    attends = layer.self_attn
-    return (
-        _are_merged(attends, "q_proj", "k_proj", "v_proj")
-        and _runs(attends.o_proj, RowProduct)
-        and _runs(layer.mlp, _Mlp)
-        and all(_runs(norm, _Norm) for norm in _norms_of(layer))
-    )
-
-
-def _is_whole(layer: Any) -> bool:
-    if not isinstance(layer, _Layer):
-        return False
-    parts = layer.input_layernorm, layer.post_attention_layernorm, layer.self_attn, layer.mlp
-    return all(map(_runs, parts, (_Norm, _Norm, _Attention, _Mlp)))
 
 
 def _shape(layer: Any) -> LayerShape:
@@ -499,13 +480,9 @@ def _weights(layer: Any) -> LayerParts | None:
 
 def _products(layer: Any) -> LayerParts:
     first, *rest = _products_of(layer)
-    calls: list[Any] = [_function(first, first.product), *(_function(x, x.forward) for x in rest)]
+    calls: list[Any] = [first.product if first.late else first.function()]
+    calls += [product.function() for product in rest]
     return LayerParts(*_norm_weights(layer), *calls)
-
-
-def _function(product: Any, call: Any) -> Any:
-    # `call`, or the product itself where it does no more.
-    return product.function() if isinstance(product, DenseLinear) else call
 
 
 def _norm_weights(layer: Any) -> tuple[Any, ...]:

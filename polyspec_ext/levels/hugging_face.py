@@ -26,14 +26,8 @@ from .base import (
     reading,
 )
 from .fused import stacked_pass
-from .models import (
-    ModelLevel,
-    Probe,
-    gathering,
-    is_sharded,
-    require_continued,
-    switch_of,
-)
+from .models import ModelLevel, gathering, is_sharded
+from .probe import BatchProbe, switch_of
 from .products import without_wrapper
 
 if TYPE_CHECKING:
@@ -92,12 +86,8 @@ class HuggingFaceLevel(ModelLevel):
         cache_options: of the default cache: capacity, step, bucket (`RollbackCache`).
 
     Attributes:
-        supports_batches: whether it accepts several rows: it meets the requirements, and a few
-            short passes (`levels.models`) have shown that rows do not depend on each other.
-        one_at_a_time: reason why it does not, or None.
-        no_trees: reason why it reads no trees of tokens, or None.
+        one_at_a_time: reason why it accepts no batches, or None.
         why_no_longer: reason why `max_length` is less than the model's context, or None.
-        pack: the argument `pack`.
         cache: cache of the current batch (`SequenceState`).
         output_head: the module from the last states to logits, packed where the passes are.
         varies: operations with results for a token that may depend on the other tokens of a pass:
@@ -108,12 +98,11 @@ class HuggingFaceLevel(ModelLevel):
         TypeError: not a causal language model, or an argument of another type.
         ValueError: in training mode or under `torch.autocast`, the cache cannot roll back (contract
             C7), weights on the meta device, logits of a type or on a device that the operators do
-            not read, or a few short passes (`levels.models`) show that the model's logits with a
-            cache differ from a single pass over the text. Also of `prefill` and `open`, if the
-            model has changed since (`levels.models`). The message names the level and the reason.
+            not read, or logits with a cache that differ from a single pass over the text
+            (`levels.probe`). Also of `prefill` and `open`, if the model has changed since.
     """
 
-    _one_scale = False  # `Probe.one_scale`
+    _one_scale = False  # `BatchProbe.one_scale`
 
     def __init__(
         self,
@@ -155,7 +144,6 @@ class HuggingFaceLevel(ModelLevel):
         with torch.inference_mode():
             self.adopt(self._make(1))
         self._chunk = min(chunk, self.cache.longest_pass)
-        self._reserved = 0
         self._member: rooms.Member | None = None
         # Memory of the model's weights; None: to be determined again for a new batch.
         self._weights: MemoryKey | None = None
@@ -181,34 +169,39 @@ class HuggingFaceLevel(ModelLevel):
         return None
 
     def _probe(self, new_cache: Callable[..., Cache] | None, masks: bool) -> None:
-        """Test whether the model continues cached texts correctly (`levels.models`)."""
+        """Test whether the model continues cached texts correctly (`levels.probe`)."""
         # A ring of keys drops tokens, so that a full cache is tested instead.
-        rings = not self.cache.keeps_all
+        rings, before = not self.cache.keeps_all, self.cache
         make, _ = caches.factory(
             self.model, self.name, None if rings else new_cache, None, {}, wanted=masks
         )
-        probe = Probe(self, make, self.max_length)
+        probe = BatchProbe(self, lambda *size: self.adopt(make(*size)), self.max_length)
         kind = type(self.model).__name__
-        if self.supports_batches and (failure := probe.ragged()) is not None:
-            self.one_at_a_time = (
-                f"{kind} gives rows of different lengths other logits than each of them alone "
-                f"({failure})"
-            )
-        if not self.supports_batches:
-            self.no_trees = self.one_at_a_time
-        elif not self.cache.takes_rows:
-            self.no_trees = "a cache that keeps every token in one run of slots per row is needed"
-        elif (failure := probe.tree()) is not None:
-            self.no_trees = (
-                f"{kind} gives the nodes of a tree other logits than the texts that lead to them "
-                f"({failure})"
-            )
-        if rings and not self.supports_batches:
-            raise ValueError(
-                f"{self.name}: expected a model that can do with a cache of a window what batches "
-                f"ask for, given one at a time: {self.one_at_a_time}"
-            )
-        require_continued(probe.single(), self.model, self.name)
+        try:
+            if self.supports_batches and (failure := probe.ragged()) is not None:
+                self.one_at_a_time = (
+                    f"{kind} gives rows of different lengths other logits than each of them alone "
+                    f"({failure})"
+                )
+            if not self.supports_batches:
+                self.no_trees = self.one_at_a_time
+            elif not before.takes_rows:
+                self.no_trees = (
+                    "a cache that keeps every token in one run of slots per row is needed"
+                )
+            elif (failure := probe.tree()) is not None:
+                self.no_trees = (
+                    f"{kind} gives the nodes of a tree other logits than the texts that lead to "
+                    f"them ({failure})"
+                )
+            if rings and not self.supports_batches:
+                raise ValueError(
+                    f"{self.name}: expected a model that can do with a cache of a window what "
+                    f"batches ask for, given one at a time: {self.one_at_a_time}"
+                )
+            probe.require(probe.single())
+        finally:
+            self.adopt(before)
         self._one_scale = probe.one_scale
         if (failure := probe.prepared()) is not None:
             raise ValueError(
@@ -286,21 +279,16 @@ class HuggingFaceLevel(ModelLevel):
             id_map=self.id_map,
         )
 
-    def reserve(self, tokens: int) -> None:
-        """Set the row length in tokens for which the next batch's cache is allocated."""
-        self._reserved = tokens
-
     @torch.inference_mode()
     def prefill(self, prompts: PromptBatch | Tensor, counts: Sequence[int] | None = None) -> Any:
         """Begin a batch (`BatchedLevel.prefill`), in passes of at most `prefill_chunk` tokens. Also
         accepts tokens ``[B, T]`` with their counts (`Level.prefill`)."""
         if isinstance(prompts, Tensor):
-            prompts, self._reserved = PromptBatch(prompts, counts, self._reserved), 0
+            prompts = PromptBatch(prompts, counts)
         self._unchanged.require()
         self._weights = None  # weights may have moved between batches
         tokens, counts, layers = prompts.tokens, prompts.counts, prompts.hidden_layers
-        if layers:
-            self._states.require(layers, self.name)
+        self._states.require(layers, self.name)
         if self._member is not None:
             return self._member.prefill(prompts)
         rows, longest = tokens.shape
@@ -322,8 +310,7 @@ class HuggingFaceLevel(ModelLevel):
     def extend(self, sequence: Any, tokens: Tensor, layers: tuple[int, ...] = ()) -> Hidden | None:
         if sequence is None:  # the owner of the cache has read the tokens
             return None
-        if layers:
-            self._states.require(layers, self.name)
+        self._states.require(layers, self.name)
         # As in a separate batch, without other rows in its passes.
         with self._over(sequence):
             hidden = self.append(tokens, None, layers)
@@ -335,8 +322,7 @@ class HuggingFaceLevel(ModelLevel):
     ) -> Hidden | None:
         if sequences[0] is None:
             return None
-        if layers:
-            self._states.require(layers, self.name)
+        self._states.require(layers, self.name)
         with self._over(self._make(len(sequences), max(counts))):
             hidden = self._read_prompts(tokens, counts, layers)
             copies = [self.cache.save(row, 0, count) for row, count in enumerate(counts)]
@@ -468,17 +454,14 @@ class HuggingFaceLevel(ModelLevel):
     ) -> dict[int, Tensor]:
         """Append prompt tokens, without logits. Returns hidden states by layer, ``[B, T, H]``;
         empty for an empty prompt."""
-        parts, sizes = [], None if counts is None else RowCounts.of(counts)
+        if not tokens.shape[1]:
+            return {}
+        known = None if counts is None else RowCounts.of(counts)
         try:
-            with progress.reading(self.name, tokens.shape[1]) as read:
-                for _, piece, size in _pieces(tokens, sizes, self._chunk):
-                    block = InputBlock(piece, 1, size, hidden_layers=layers)
-                    parts.append(self.run(block).hidden or {})
-                    read(piece.shape[1])
+            return dict(self.run(InputBlock(tokens, 1, known, hidden_layers=layers)).hidden or {})
         except BaseException:
             self._drop()
             raise
-        return _concatenated(parts, layers) if parts else {}
 
     def forward(
         self,
@@ -522,7 +505,7 @@ class HuggingFaceLevel(ModelLevel):
         longest, inputs = tokens.shape[1], {}
         known = counts is None or counts.host is not None
         if longest > self._chunk and known and block.parents is None:
-            return self._long(block)
+            return self._in_pieces(block)
         if self.one_at_a_time is None:
             options: dict[str, Any] = {"parents": block.parents, "depth": block.depth}
             fused = self._stacked
@@ -564,26 +547,28 @@ class HuggingFaceLevel(ModelLevel):
             logits = logits[:, -keep:] if rows is None else gather(logits, rows)
         return LevelOutput(logits, hidden or None)
 
-    def _long(self, block: InputBlock) -> LevelOutput:
-        """Run a block with more tokens than a pass may have, in pieces."""
-        tokens, keep, layers = block.tokens, block.keep, block.hidden_layers
-        counts, first = block.counts, block.first
-        longest = tokens.shape[1]
-        begin = longest - keep if first is None else min(first)
-        chunks: list[Tensor] = []
+    def _in_pieces(self, block: InputBlock) -> LevelOutput:
+        """Run a block with more tokens than a pass may have."""
+        tokens, keep, layers, first = block.tokens, block.keep, block.hidden_layers, block.first
+        begin = tokens.shape[1] - keep if first is None else min(first)
+        logits: list[Tensor] = []
         states: list[Hidden] = []
-        for start, piece, size in _pieces(tokens, counts, self._chunk):
-            width = piece.shape[1]
-            needed = max(start + width - max(begin, start), 0)
-            out = self.run(InputBlock(piece, max(needed, 1), size, hidden_layers=layers))
-            states.append(out.hidden or {})
-            if needed:
-                chunks.append(out.logits)
-        logits, hidden = torch.cat(chunks, 1), _concatenated(states, layers) if layers else None
-        if first is None:
-            return LevelOutput(logits, hidden)
-        rows = _row_indices(first.less(begin), keep, logits)
-        return LevelOutput(gather(logits, rows), hidden)
+        with progress.reading(self.name, tokens.shape[1]) as read:
+            for start in range(0, tokens.shape[1], self._chunk):
+                piece = tokens[:, start : start + self._chunk]
+                end = start + piece.shape[1]
+                counts = None if block.counts is None else block.counts.less(start, end - start)
+                needed = max(end - max(begin, start), 0)
+                out = self.run(InputBlock(piece, max(needed, 1), counts, hidden_layers=layers))
+                states.append(out.hidden or {})
+                if needed:
+                    logits.append(out.logits)
+                read(end - start)
+        rows = torch.cat(logits, 1)
+        if first is not None:
+            rows = gather(rows, _row_indices(first.less(begin), keep, rows))
+        hidden = {layer: torch.cat([piece[layer] for piece in states], 1) for layer in layers}
+        return LevelOutput(rows, hidden or None)
 
     @torch.inference_mode()
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
@@ -616,21 +601,6 @@ class HuggingFaceLevel(ModelLevel):
         self.cache.note_lengths(lengths)
         if self._member is not None:
             self._member.note_lengths(lengths)
-
-
-def _pieces(
-    tokens: Tensor, counts: RowCounts | None, chunk: int
-) -> Iterator[tuple[int, Tensor, RowCounts | None]]:
-    longest = tokens.shape[1]
-    for start in range(0, longest, chunk):
-        piece = tokens if longest <= chunk else tokens[:, start : start + chunk]
-        yield start, piece, None if counts is None else counts.less(start, piece.shape[1])
-
-
-def _concatenated(pieces: Sequence[Hidden], layers: Sequence[int]) -> dict[int, Tensor]:
-    if len(pieces) == 1:
-        return dict(pieces[0])
-    return {layer: torch.cat([piece[layer] for piece in pieces], 1) for layer in layers}
 
 
 def _row_indices(first: RowCounts, keep: int, tokens: Tensor) -> Tensor:

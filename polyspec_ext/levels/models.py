@@ -1,5 +1,4 @@
-"""Inspect models of `transformers` for levels: their properties, tokenizers, changes and hidden
-states, and whether cached passes give the logits of a single pass over the whole text."""
+"""Models of `transformers` in levels: their properties, tokenizers, changes and hidden states."""
 
 from __future__ import annotations
 
@@ -8,10 +7,10 @@ import copy
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +18,8 @@ from torch import Tensor, nn
 from .. import arguments, rooms
 from ..files import is_gguf, path_of
 from ..kv_cache import device_of, name_of
-from ..tensors import IdMap, RowCounts, gather, padded
+from ..tensors import IdMap, gather
 from . import base
-from .base import InputBlock
 from .fused import Runs, packed, unpacked
 from .products import TrimmedHead, is_plain_tensor, without_wrapper
 
@@ -106,7 +104,7 @@ class ModelLevel:
     def __reduce__(self) -> tuple[Any, ...]:
         """Let `copy` and `pickle` construct the level again over a copy of its model, with an empty
         cache."""
-        return _restored, (type(self), self.model, {**self._options, "name": self.name})
+        return functools.partial(type(self), name=self.name, **self._options), (self.model,)
 
     def keep_path(self, begin: Any, path: Tensor, lengths: Any) -> Sequence[int]:
         """Refuse to keep the path of a tree, because the level reads no trees."""
@@ -124,12 +122,12 @@ class ModelLevel:
     @property
     def bos_token_id(self) -> int | None:
         """Id that begins a text, from the generation configuration or else the model's."""
-        return _id_of(self.model, "bos_token_id")
+        return next(iter(_ids_of(self.model, "bos_token_id")), None)
 
     @property
     def pad_token_id(self) -> int | None:
         """Id of padding, likewise; None if it also ends a text, so that it may be of the text."""
-        padding = _id_of(self.model, "pad_token_id")
+        padding = next(iter(_ids_of(self.model, "pad_token_id")), None)
         return None if padding in self.eos_token_ids else padding
 
     @property
@@ -145,30 +143,23 @@ class ModelLevel:
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """Load the tokenizer beside the model's weights, or None. Never asks the network."""
-        path, loaded = getattr(self.model, "name_or_path", ""), None
+        path = getattr(self.model, "name_or_path", "")
         with contextlib.suppress(ValueError):
-            loaded = tokenizer_at(path, local=True) if path else None
-        return loaded
-
-
-def _restored(kind: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
-    return kind(model, **options)
+            return tokenizer_at(path, local=True) if path else None
+        return None
 
 
 def eos_ids(model: Any) -> tuple[int, ...]:
     """Return the ids that end a text, from the generation configuration or else the model's."""
+    return _ids_of(model, "eos_token_id")
+
+
+def _ids_of(model: Any, name: str) -> tuple[int, ...]:
     for config in (getattr(model, "generation_config", None), model.config):
-        ids = getattr(config, "eos_token_id", None)
+        ids = getattr(config, name, None)
         if ids is not None:
             return (ids,) if isinstance(ids, int) else tuple(ids)
     return ()
-
-
-def _id_of(model: Any, name: str) -> int | None:
-    for config in (getattr(model, "generation_config", None), model.config):
-        if isinstance(value := getattr(config, name, None), int):
-            return value
-    return None
 
 
 def is_encoder_decoder(model: Any) -> bool:
@@ -341,44 +332,36 @@ def changes_of(model: nn.Module) -> list[tuple[int, int]]:
 
 
 class Unchanged:
-    """Modes, sizes and types of a level's model at construction, for comparison later.
-
-    Args:
-        copied: passes run a copy of the model's modules, without later hooks and modules, and with
-            copies of linear weights. Hooks, modules and weights are then compared as well.
-    """
+    """Modes, sizes and types of a level's model at construction, for comparison later. `copied`:
+    also hooks, modules and linear weights, because passes run a copy of the modules, with copies of
+    linear weights."""
 
     def __init__(self, model: Any, name: str, *, copied: bool = False) -> None:
-        self._model, self._name, self._device = model, name, device_of(model)
-        self._copied = copied
-        self._modules: list[nn.Module] = list(model.modules())
-        # Modules with weights that packed passes do not look up again, and views of some weights.
+        self._model, self._name, self._copied = model, name, copied
+        self._device, self._modules = device_of(model), list[nn.Module](model.modules())
         linear = (layer for layer in self._modules if type(layer) is nn.Linear)
-        self._bound = [layer for layer in linear if is_plain_tensor(layer.weight)]
-        self._sampled: dict[torch.dtype, list[Tensor]] = {}
-        for weight in self._bound_weights():
-            steps = [max(1, size // _SAMPLED) for size in weight.shape]
-            view = weight.detach()[tuple(slice(None, None, step) for step in steps)]
-            self._sampled.setdefault(weight.dtype, []).append(view)
+        self._linear = [layer for layer in linear if is_plain_tensor(layer.weight)]
+        self._some = [  # views of some values of each linear weight
+            weight.detach()[tuple(slice(None, None, max(1, n // _SAMPLED)) for n in weight.shape)]
+            for layer in self._linear
+            for weight in layer.parameters(recurse=False)
+        ]
         self._before = self._facts()
 
     def stamp(self) -> object:
         """Return the parts of passes, for comparison: modules, hooks, active adapters,
         and addresses, changes and some values of the weights."""
         modules = list(self._model.modules())
-        adapters = [
-            {name: repr(vars(module)[name]) for name in _ADAPTERS.intersection(vars(module))}
-            for module in modules
-        ]
+        adapters = [repr(vars(m)[x]) for m in modules for x in _ADAPTERS.intersection(vars(m))]
         return self._contents(modules), changes_of(self._model), adapters
 
     def require(self) -> None:
         """Refuse a call of a changed model, and a call under `torch.autocast`."""
         require_no_autocast(self._device, self._name)
-        now = self._facts()
-        if now == self._before:
+        now = self._facts().items()
+        changed = next((key for key, value in now if value != self._before[key]), None)
+        if changed is None:
             return
-        changed = next(key for key, value in now.items() if value != self._before[key])
         hint = "make the level anew"
         if changed == "training modes" and self._model.training:
             hint = "call model.eval()"
@@ -388,9 +371,6 @@ class Unchanged:
             f"{self._name}: expected the model as it was when its level was made, given one with "
             f"other {changed}; {hint}"
         )
-
-    def _bound_weights(self) -> Iterator[Tensor]:
-        return (weight for layer in self._bound for weight in layer.parameters(recurse=False))
 
     def _facts(self) -> dict[str, Any]:
         model = self._model
@@ -404,22 +384,20 @@ class Unchanged:
         return facts | (self._contents(self._modules) if self._copied else {})
 
     def _contents(self, modules: Sequence[nn.Module]) -> dict[str, Any]:
-        tables = [t for m in modules for t in (m._forward_pre_hooks, m._forward_hooks) if t]
         hooks = [
             number
-            for table in tables
+            for module in modules
+            for table in (module._forward_pre_hooks, module._forward_hooks)
             for number, hook in table.items()
             if not str(getattr(hook, "__module__", "")).startswith(_PASSING)
         ]
         with torch.inference_mode():
-            samples = [torch.cat([v.flatten() for v in x]) for x in self._sampled.values()]
+            values = [view.contiguous().flatten().view(torch.uint8) for view in self._some]
+            some = torch.cat(values).cpu().numpy().tobytes() if values else b""
         return {
             "hooks": hooks,
             "modules": [(dict(m._modules), m.__dict__.get("forward")) for m in modules],
-            "weights": (
-                [weight.data_ptr() for weight in self._bound_weights()],
-                [values.cpu().view(torch.uint8).numpy().tobytes() for values in samples],
-            ),
+            "weights": ([x.data_ptr() for m in self._linear for x in m.parameters(False)], some),
         }
 
 
@@ -445,7 +423,7 @@ class HiddenStates:
 
     def require(self, layers: Sequence[int], name: str) -> None:
         """Refuse layers that the model does not have."""
-        if not self:
+        if layers and not self:
             raise ValueError(
                 f"{name}: expected a model whose decoder layers are one list of modules, to give "
                 "hidden states, given another"
@@ -532,287 +510,3 @@ def gathering(head: torch.nn.Module, rows: Tensor | None) -> Iterator[None]:
         pending.clear()
         if handle is not None:
             handle.remove()
-
-
-# ---- passes with a cache -------------------------------------------------------------------------
-
-# Maximum difference of a row of logits from its reference, as a fraction of its spread: the
-# tolerance, or a few times the model's rounding difference when a batch has another row, which is
-# large where a pass quantises activations. A wrong mask or position causes more.
-_TOLERANCE, _TOLERANCE_HALF = 0.02, 0.1
-_TIMES, _MOST = 4.0, 0.3
-# Quantised layers may round activations to 8 bits, where a last-bit difference of a float moves a
-# value by a whole step. Few passes show that, so embeddings are changed by this fraction, in so
-# many rows: enough to move some values by a step, negligible in floats. So few rows do not show the
-# maximum: a model of 1.5B parameters was refused for 1.3 times as much.
-_NUDGE, _NUDGED, _MARGIN = 1e-4, 4, 2.0
-# Logits so far below the largest do not matter, and logits of masked ids are not finite.
-_REACH = 60.0
-
-_SHORTEST = 14  # tokens; a model with a shorter context is not probed
-
-
-class Step(NamedTuple):
-    """A pass: row b appends ``counts[b]`` tokens, and is then truncated to ``kept[b]`` tokens."""
-
-    counts: tuple[int, ...]
-    kept: tuple[int, ...]
-
-
-class Probe:
-    """Comparison of a level's cached passes with a single pass of its model over the whole text.
-
-    A model may accept every argument that a level passes and still take positions from cache slots,
-    causality from the shape of its keys, or fail when several tokens follow cached tokens. So a new
-    level is tried once with the calls of a chain: a prompt, passes of several tokens, rollbacks,
-    rows of different lengths with some idle, and a tree. That is at most twelve passes over two
-    rows of a few tokens, in a separate cache, and another pass of a model with quantised layers; on
-    every rank of a sharded model alike.
-
-    Not covered: behaviour that occurs only in longer texts, except as the configuration states it
-    (`switch_of`).
-
-    Args:
-        level: a `HuggingFaceLevel`; its cache is replaced during the probe.
-        new_cache: returns an empty cache for a number of rows and tokens, which keeps every token.
-        longest: the model's context in tokens; None: no limit.
-
-    Attributes:
-        one_scale: whether quantised layers give a token other logits beside another row: after a
-            comparison.
-    """
-
-    def __init__(
-        self, level: Any, new_cache: Callable[[int, int], Any], longest: int | None
-    ) -> None:
-        self._level, self._new_cache = level, new_cache
-        head = 17 if longest is None else min(17, longest - 4)
-        self._head, self._informative = head, longest is None or longest >= _SHORTEST
-        self._text = self._reference = torch.empty(0)
-        self._tolerance, self._ids = 0.0, 1
-        self.one_scale = False
-
-    def single(self) -> str | None:
-        """Return why a single prompt cannot be continued; None: it can."""
-        return self._checked(lambda: self._worst((6,), [Step((5,), (9,)), Step((5,), (14,))]))
-
-    def ragged(self) -> str | None:
-        """Return why rows of different lengths cannot be continued together; None: they can."""
-        n = self._head
-        steps = Step((3, 5), (n + 2, 6)), Step((0, 6), (n + 2, 10)), Step((2, 2), (n + 4, 12))
-        return self._checked(lambda: self._worst((n, 2), steps))
-
-    def tree(self) -> str | None:
-        """Return why a tree of tokens cannot be read; None: it can."""
-        return self._checked(self._worst_of_tree)
-
-    def prepared(self) -> str | None:
-        """Return how inputs of the model's `prepare_inputs_for_generation` change the logits of a
-        pass over ids alone; None: no change."""
-        from transformers import GenerationMixin
-
-        model, name = self._level.model, "prepare_inputs_for_generation"
-        if getattr(type(model), name, None) in (None, getattr(GenerationMixin, name)):
-            return None
-
-        def differ() -> float:
-            ids = self._text[None].to(self._level.device)
-            inputs = model.prepare_inputs_for_generation(
-                ids, attention_mask=torch.ones_like(ids), use_cache=False, is_first_iteration=True
-            )
-            logits = model(**{**inputs, "return_dict": True}).logits[0]
-            return max(map(relative_difference, logits, self._reference))
-
-        return self._checked(differ)
-
-    @torch.inference_mode()
-    def _checked(self, differ: Callable[[], float]) -> str | None:
-        if not self._informative:
-            return None
-
-        def both() -> tuple[float, float]:
-            if self._reference.numel() == 0:
-                self._refer()
-            return differ(), self._tolerance
-
-        before = self._level.cache
-        try:
-            return failure(both)
-        finally:
-            self._level.adopt(before)
-
-    def _worst(self, prompts: tuple[int, ...], steps: Sequence[Step]) -> float:
-        """Return the maximum difference of rows of logits after kept tokens."""
-        level = self._level
-        rows, text = len(prompts), self._text.tolist()
-        level.adopt(self._new_cache(rows, len(text)))
-        even = len(set(prompts)) == 1
-        level.append(self._padded([text[:n] for n in prompts]), None if even else prompts)
-        have, worst = list(prompts), 0.0
-        # Tokens to be rolled back are wrong, so that it shows if they stay.
-        wrong = [(token + 1) % self._ids for token in text]
-        keep = 2
-        for counts, ends in steps:
-            input_ids = [
-                text[begin:end] + wrong[end : begin + count]
-                for begin, count, end in zip(have, counts, ends, strict=True)
-            ]
-            new = [end - begin for begin, end in zip(have, ends, strict=True)]
-            first = [max(n - keep, 0) for n in new]
-            lengths = RowCounts([len(row) for row in input_ids])
-            block = InputBlock(self._padded(input_ids), keep, lengths, RowCounts(first))
-            logits = level.run(block).logits
-            have, before = list(level.rollback(RowCounts(ends))), have
-            for b, (start, n) in enumerate(zip(first, new, strict=True)):
-                for j in range(start, n):
-                    expected = self._reference[before[b] + j]
-                    worst = max(worst, relative_difference(logits[b, j - start], expected))
-        return worst
-
-    def _worst_of_tree(self) -> float:
-        """Return the maximum difference in two rows of different lengths, for a tree with the text
-        among its paths, and for a pass after this path."""
-        level, text, prompts = self._level, self._text.tolist(), (6, 3)
-        level.adopt(self._new_cache(2, len(text)))
-        level.append(self._padded([text[:n] for n in prompts]), prompts)
-        path, worst = [1, 2, 4], 0.0
-        parents = torch.tensor([[-1, -1, 1, 1, 2]] * 2).to(level.device)
-        input_ids = []
-        for n in prompts:
-            nodes = [(token + 1) % self._ids for token in text[n : n + 5]]
-            for depth, node in enumerate(path):
-                nodes[node] = text[n + depth]
-            input_ids.append(nodes)
-        logits = level.run(InputBlock(self._padded(input_ids), 5, parents=parents)).logits
-        for b, n in enumerate(prompts):
-            for depth, node in enumerate(path):
-                expected = self._reference[n + depth]
-                worst = max(worst, relative_difference(logits[b, node], expected))
-        have = [n + len(path) for n in prompts]
-        level.keep_path(RowCounts(prompts), torch.tensor([path, path]), RowCounts(have))
-        logits = level.run(InputBlock(self._padded([text[n : n + 1] for n in have]), 1)).logits
-        for b, n in enumerate(have):
-            worst = max(worst, relative_difference(logits[b, 0], self._reference[n]))
-        return worst
-
-    def _refer(self) -> None:
-        """Choose a text, and compute the model's logits after each token and their tolerance."""
-        level, length = self._level, max(self._head + 4, _SHORTEST)
-        self._ids = ids_of(level.model, level.vocab_size)
-        text = self._text = text_of(length, self._ids)
-        ids = torch.stack([text, (text + 1) % self._ids]).to(level.device)
-        whole, beside = (
-            level.model(input_ids=rows, use_cache=False, return_dict=True).logits[0]
-            for rows in (ids[:1], ids)
-        )
-        difference = max(map(relative_difference, beside, whole))
-        rounding = _TIMES * difference
-        if has_quantised_layers(level.model):
-            self.one_scale = difference > tolerance(whole.dtype)
-            hook = level.model.get_input_embeddings().register_forward_hook(_nudge)
-            try:
-                rows = ids[:1].expand(_NUDGED, -1)
-                moved = level.model(input_ids=rows, use_cache=False, return_dict=True).logits
-            finally:
-                hook.remove()
-            worst = (float(max(map(relative_difference, row, whole))) for row in moved)
-            rounding = max(rounding, _MARGIN * max(worst))
-        self._reference = whole
-        self._tolerance = max(tolerance(whole.dtype), min(rounding, _MOST))
-
-    def _padded(self, rows: Sequence[list[int]]) -> Tensor:
-        return padded(rows, self._level.device)[0]
-
-
-def _nudge(module: object, inputs: object, states: Tensor) -> Tensor:
-    # Each row differently.
-    size = max(_NUDGE, torch.finfo(states.dtype).eps)
-    waves = torch.arange(states.numel(), device=states.device).sin().view_as(states)
-    return (states * (1 + size * waves)).to(states.dtype)
-
-
-def failure(differ: Callable[[], tuple[float, float]]) -> str | None:
-    """Return why a model fails: `differ`, which returns a difference of logits and the allowed
-    maximum, exceeds it or raises an exception; None: the model passes."""
-    try:
-        worst, most = differ()
-    except (torch.OutOfMemoryError, MemoryError):
-        raise
-    except Exception as error:  # models may raise any exception
-        return f"{type(error).__name__}: {error}".strip().splitlines()[0]
-    return None if worst <= most else f"a relative difference of {worst:.2g}, above {most:.2g}"
-
-
-def require_continued(found: str | None, model: Any, name: str) -> None:
-    """Refuse a model that does not continue a cached text correctly; `found` is the result of
-    `failure`."""
-    if found is not None:
-        raise ValueError(
-            f"{name}: expected passes behind a cache that was rolled back to give the logits of "
-            f"one pass over the whole text; {type(model).__name__} ({model.config.model_type}) "
-            f"does not: {found}"
-        )
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """Return the maximum difference of logits of a dtype that rounding explains."""
-    return _TOLERANCE if dtype == torch.float32 else _TOLERANCE_HALF
-
-
-def ids_of(model: Any, vocab_size: int) -> int:
-    """Return the exclusive upper bound of ids that both embeddings and head of a model have."""
-    return min(getattr(model.get_input_embeddings(), "num_embeddings", vocab_size), vocab_size)
-
-
-def text_of(length: int, ids: int) -> Tensor:
-    """Return a text of tokens below `ids`, ``[length]`` int64."""
-    return torch.arange(1, length + 1) * 7919 % ids
-
-
-def relative_difference(given: Tensor, wanted: Tensor) -> float:
-    """Compare two rows of logits ``[V]``, up to a constant, relative to the spread of `wanted`.
-
-    Returns 0 if `wanted` is not a distribution (NaN, +inf): the request then reports it.
-    """
-
-    def centred(row: Tensor) -> Tensor:
-        row = row.double()
-        row = (row - row.max()).clamp_min(-_REACH)
-        return row - row.mean()
-
-    wanted, given = centred(wanted), centred(given)
-    if not bool(wanted.isfinite().all()):
-        return 0.0
-    distance = float((given - wanted).norm())
-    # Centred rows of equal logits have only rounding errors, hence the lower bound.
-    return float("inf") if distance != distance else distance / max(float(wanted.norm()), 1e-4)
-
-
-# Rotary embeddings with the same frequencies for texts of any length.
-_STATIC_ROPE = ("default", "linear", "llama3", "mrope", "proportional", "yarn")
-
-
-def switch_of(config: Any) -> tuple[int, str] | None:
-    """Return the maximum text length at which every pass of a model has the same rotary
-    frequencies, and the reason; None: no limit.
-
-    Beyond, a pass rotates its keys differently from the cached keys: `generate` of affected models
-    drops the cache and reads the text again, or answers as no single pass would. Embeddings may
-    differ by kind of layer.
-    """
-    limits: list[tuple[int, str]] = []
-    for name in ("rope_parameters", "rope_scaling"):
-        ropes = getattr(config, name, None) or {}
-        several = [rope for rope in ropes.values() if isinstance(rope, Mapping)]
-        for rope in several or [ropes]:
-            kind = str(rope.get("rope_type", rope.get("type", "default")))
-            if kind in _STATIC_ROPE:
-                continue
-            named = rope.get("original_max_position_embeddings")
-            if named is None:
-                named = getattr(config, "original_max_position_embeddings", None)
-            if named is None or "dynamic" in kind:
-                # A shorter pass resets frequencies that a longer pass has set.
-                named = int(config.max_position_embeddings) - 1
-            limits.append((int(named), f"{kind} embeddings change beyond them"))
-    return min(limits, default=None)

@@ -75,6 +75,10 @@ class RowProduct(nn.Module):
         """Multiply ``[M, in]`` to ``[M, out]``, without `late_bias`."""
         raise NotImplementedError
 
+    def function(self) -> Callable[[Tensor], Tensor]:
+        """Return the product of ``[M, in]``, with the bias, without the calls of a module."""
+        return self.forward
+
     def matrices(self) -> Sequence[Matrix]:
         """Return the weights as matrices of `ops.decoder`, by ranges of rows; empty: not supported
         there."""
@@ -149,7 +153,6 @@ class DenseLinear(PackedLinear):
         return decoder.dense_product(x, self.packed, self.out_features, self.bias)
 
     def function(self) -> Callable[[Tensor], Tensor]:
-        """Return `product` without the calls of a module."""
         form = {"packed": self.packed, "outputs": self.out_features, "bias": self.bias}
         return functools.partial(decoder.dense_product, **form)
 

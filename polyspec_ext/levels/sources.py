@@ -41,7 +41,7 @@ def is_copy(location: object) -> bool:
 
 def original(location: str | Path) -> str | Path:
     """Return the location of the copied model, which has the tokenizer, without ``w4:``."""
-    return location[len(copy_prefix(location)) :] if isinstance(location, str) else location
+    return location.removeprefix(f"{W4}:") if isinstance(location, str) else location
 
 
 def copy_prefix(location: object) -> str:
@@ -65,9 +65,7 @@ class Source:
     @property
     def in_blocks(self) -> bool:
         """Whether it is a GGUF file with blocks of weights that levels multiply directly."""
-        if self.file is None:
-            return False
-        return rooms.has_blocks(rooms.GgufFile(self.file))
+        return self.file is not None and rooms.has_blocks(rooms.GgufFile(self.file))
 
     def config(self) -> Any:
         """Return the model's configuration."""

@@ -14,10 +14,10 @@ import copy
 import functools
 import inspect
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,16 +38,8 @@ from .base import (
     reading,
 )
 from .fused import IN_MODULES, modules_with_states
-from .models import (
-    ModelLevel,
-    failure,
-    ids_of,
-    is_sharded,
-    relative_difference,
-    require_continued,
-    text_of,
-    tolerance,
-)
+from .models import ModelLevel, is_sharded
+from .probe import Probe, Step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -246,11 +238,8 @@ class Call(NamedTuple):
         return state
 
 
-class _Recorder(threading.local):
-    calls: list[Call] | None = None
-
-
-_recorder = _Recorder()
+# Recorded calls of this thread; None: they are not recorded.
+_calls: ContextVar[list[Call] | None] = ContextVar("calls", default=None)
 
 
 def watch(model: nn.Module) -> None:
@@ -269,9 +258,9 @@ def _watched(function: Callable[..., Any], inputs: _Inputs) -> Callable[..., Any
 
     @functools.wraps(function)
     def call(*values: Any, **options: Any) -> Any:
-        if _recorder.calls is not None:
+        if (calls := _calls.get()) is not None:
             arguments = {**dict(zip(names, values, strict=False)), **options}
-            _recorder.calls.append(Call(function, inputs, arguments))
+            calls.append(Call(function, inputs, arguments))
         return function(*values, **options)
 
     call.recorded = True  # type: ignore[attr-defined]
@@ -282,11 +271,11 @@ def _watched(function: Callable[..., Any], inputs: _Inputs) -> Callable[..., Any
 def recorded() -> Iterator[list[Call]]:
     """Record this thread's calls of watched functions in the returned list, in order."""
     calls: list[Call] = []
-    _recorder.calls = calls
+    token = _calls.set(calls)
     try:
         yield calls
     finally:
-        _recorder.calls = None
+        _calls.reset(token)
 
 
 # Maximum tokens to read again within the next pass; more are read in a pass before it, with a
@@ -520,8 +509,7 @@ class StatefulLevel(ModelLevel):
     ) -> Hidden | None:
         if not tokens.shape[1]:
             return None
-        if layers:
-            self._states.require(layers, self.name)
+        self._states.require(layers, self.name)
         _, hidden = self._append(sequence, tokens, 0, layers)
         return hidden or None
 
@@ -551,41 +539,31 @@ class StatefulLevel(ModelLevel):
 
     # ---- whether the model continues a text ------------------------------------------------------
 
-    @torch.inference_mode()
     def _probe(self) -> None:
-        """Compare passes with rollbacks to a single pass over a text (`levels.models`): with
+        """Compare passes with rollbacks to a single pass over a text (`levels.probe`): with
         checkpoints that advance, then without, then token by token."""
-        known = ids_of(self.model, self.vocab_size)
-        text = text_of(24, known)[None].to(self.device)
-        wrong = (text + 1) % known
 
-        def differ() -> tuple[float, float]:
+        def begin(*_: int) -> None:
             self._rows = [self._row(checkpoints=8)]
-            whole = self._runs(input_ids=text, use_cache=False, return_dict=True).logits[0]
-            self.read(text[:, :7], [7])
-            logits, at = [], 7
-            for end in (12, 13, 17, 24):
-                begin = self._rows[0].length
-                ids = torch.cat([text[:, begin:end], wrong[:, end : end + 3]], 1)
-                keep = ids.shape[1] - (at - begin)
-                logits.append(self.forward(InputBlock(ids, keep)).logits[0, : end - at])
-                if end == 13:  # roll back over two passes, then into a pass
-                    self.read(wrong[:, :2], [2])
-                    self.rollback([end + 1])
-                self.rollback([end])
-                at = end
-            if self.advances and self.num_replayed:
-                return float("inf"), 0.0
-            worst = max(map(relative_difference, torch.cat(logits), whole[7:]))
-            return worst, tolerance(whole.dtype)
+
+        def whole(ids: Tensor) -> Tensor:
+            logits: Tensor = self._runs(input_ids=ids, use_cache=False, return_dict=True).logits
+            return logits
+
+        probe = Probe(self, begin, whole, 24)
+        steps = [Step((end,), (3,), 2 if end == 13 else 0) for end in (12, 13, 17, 24)]
+
+        def differ() -> float:
+            worst = probe.worst((7,), steps)
+            return float("inf") if self.advances and self.num_replayed else worst
 
         try:
             for way in _WAYS[not self._advance :]:
                 self.advances, self.stepwise = way
                 self.num_replayed = 0
-                difference = failure(differ)
-                if difference is None:
+                failure = probe.failure(differ)
+                if failure is None:
                     break
-            require_continued(difference, self.model, self.name)
+            probe.require(failure)
         finally:
             self._rows, self.num_replayed, self.num_advanced = [], 0, 0

@@ -162,23 +162,27 @@ def trim(model: Any, texts: Sequence[Any] | None, size: int) -> Any:
     ends = [id for id in eos_ids(model) if 0 <= id < vocab_size]  # -1: no id
     counts[ends] = torch.iinfo(torch.int64).max
     drawn = counts.argsort(descending=True, stable=True)[:size].sort().values
-    return _with_head(model, head, drawn)
-
-
-def _with_head(model: Any, head: Any, drawn: Tensor) -> Any:
     path, rows = head_of(model), _rows(model, head, drawn)
     if path is None or rows is None:
         raise ValueError(
             f"model: expected an output head that is a linear layer, given {type(head).__name__}"
         )
-    trimmed = parent = shallow(model)
+    return _with(model, path, TrimmedHead(rows, drawn.to(model.device), head.out_features))
+
+
+def _with(model: Any, path: str, module: nn.Module, config: Any = None) -> Any:
+    """Return a copy of `model` with `module` at `path`, on the same parameters; modules above it
+    get the configuration `config`, if any."""
+    copied = parent = shallow(model)
     *above, last = path.split(".")
     for name in above:
         child = shallow(getattr(parent, name))
+        if config is not None and hasattr(child, "config"):
+            child.config = config
         setattr(parent, name, child)
         parent = child
-    setattr(parent, last, TrimmedHead(rows, drawn.to(model.device), head.out_features))
-    return trimmed
+    setattr(parent, last, module)
+    return copied
 
 
 def _rows(model: Any, head: Any, drawn: Tensor) -> nn.Module | None:
@@ -241,21 +245,14 @@ def _first_layers(model: Any, layers: int) -> Any:
             f"target: expected a model with one list of its {count} layers, given {name_of(model)} "
             f"with {len(lists)}"
         )
-    shortened = shallow(model)
-    shortened.config = deepcopy(model.config)
-    text = shortened.config.get_text_config(decoder=True)
+    config = deepcopy(model.config)
+    text = config.get_text_config(decoder=True)
     if getattr(text, "layer_types", None) is not None:
         text.layer_types = text.layer_types[:layers]
     text.num_hidden_layers = layers
-    module = shortened
-    *path, last = lists[0].split(".")
-    for name in path:
-        inner = shallow(getattr(module, name))
-        if hasattr(inner, "config"):
-            inner.config = text
-        setattr(module, name, inner)
-        module = inner
-    setattr(module, last, torch.nn.ModuleList(list(getattr(module, last))[:layers]))
+    first = torch.nn.ModuleList(list(model.get_submodule(lists[0]))[:layers])
+    shortened = _with(model, lists[0], first, text)
+    shortened.config = config
     return shortened
 
 

@@ -20,7 +20,8 @@ from model_families import (
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
-from polyspec_ext.levels.models import is_encoder_decoder, switch_of
+from polyspec_ext.levels.models import is_encoder_decoder
+from polyspec_ext.levels.probe import switch_of
 from polyspec_ext.levels.stateful import StatefulLevel
 
 PROMPTS = [[5, 17, 80, 3, 3, 41], [9], [30, 31, 32]]

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.levels import HuggingFaceLevel, hugging_face
+from polyspec_ext.levels import HuggingFaceLevel, PromptBatch, hugging_face
 
 TOKENS = 4096
 
@@ -64,9 +64,8 @@ def test_a_long_prompt_goes_in_passes_of_bounded_memory(name: str) -> None:
     model = shipped(name, layers=2 if name == "target" else None)
     chunk, text = 256, prompt(1)
     level = HuggingFaceLevel(model, prefill_chunk=chunk)
-    level.reserve(TOKENS + 1)
     with Largest() as largest:
-        level.prefill(text[:, :-1])
+        level.prefill(PromptBatch(text[:, :-1], capacity=TOKENS + 1))
     assert largest.bytes <= bound(level, 1, chunk)
     assert largest.bytes * 8 < TOKENS * TOKENS * 4
     rows = level.forward(text[:, -1:], 1)
@@ -79,9 +78,8 @@ def test_ragged_prompts_too() -> None:
     chunk, text = 128, prompt(2)
     level = HuggingFaceLevel(shipped("drafter"), prefill_chunk=chunk)
     counts = [TOKENS - 1, 1501]
-    level.reserve(TOKENS)
     with Largest() as largest:
-        level.prefill(text[:, :-1], counts)
+        level.prefill(PromptBatch(text[:, :-1], counts, TOKENS))
     assert largest.bytes <= bound(level, 2, chunk)
     rows = level.forward(text[:, -1:], 1)
     with torch.inference_mode():
@@ -156,11 +154,9 @@ def test_rows_read_apart_are_what_they_are_alone(family: str) -> None:
         return read(piece, counts, *layers)
 
     level.append = watched  # type: ignore[method-assign]
-    if family == "llama":
-        level.reserve(400)
     for _ in range(2):  # the second batch finds a used cache
         widths.clear()
-        level.prefill(text, COUNTS)
+        level.prefill(PromptBatch(text, COUNTS, 400 if family == "llama" else 0))
         assert len(widths) == len(hugging_face.groups(COUNTS, "cpu")) > 1
         assert sum(rows * width for rows, width in widths) < 1.1 * sum(COUNTS)
         assert level.cache.batch_size == len(COUNTS)
@@ -196,8 +192,6 @@ def test_caches_of_other_kinds_read_all_rows_at_once() -> None:
     level = ps.HuggingFaceLevel(make("llama", seed=1), streaming=32)
     level.prefill(tokens(), COUNTS)
     assert level.cache.lengths.tolist() == COUNTS
-    with pytest.raises(ValueError, match="expected two caches of RollbackLayer"):
-        level.cache.take(ps.RollbackCache.for_model(level.model, 1), [0])
 
 
 def test_a_batch_finds_the_memory_of_the_one_before() -> None:

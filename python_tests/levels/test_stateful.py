@@ -19,7 +19,7 @@ from model_families import V, model_of
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.levels import InputBlock, PromptBatch, RowCounts
-from polyspec_ext.levels.models import relative_difference
+from polyspec_ext.levels.probe import relative_difference
 from polyspec_ext.levels.products import RowProduct
 from polyspec_ext.levels.stateful import StatefulLevel, recorded
 from polyspec_ext.quantization.weights import weights_of as weights_of_copy

@@ -29,10 +29,10 @@ invariant = pytest.mark.skipif(
 class Counting(HuggingFaceLevel):
     """Counts the tokens that its passes read of prompts."""
 
-    read = 0
+    num_read = 0
 
     def append(self, tokens: torch.Tensor, *given: Any) -> Any:
-        self.read += tokens.numel()
+        self.num_read += tokens.numel()
         return super().append(tokens, *given)
 
 
@@ -84,7 +84,7 @@ def conversation(levels: list[Any], temperature: float, cache: bool) -> list[Any
     chain = ps.Chain(levels)
     for level in levels:
         if isinstance(level, Counting):
-            level.read = 0
+            level.num_read = 0
     text, found = list(TEXT), []
     for turn in range(TURNS):
         stream = chain.stream(
@@ -102,7 +102,7 @@ def conversation(levels: list[Any], temperature: float, cache: bool) -> list[Any
 def test_a_conversation_is_what_it_is_when_all_is_read(kind, temperature, tmp_path) -> None:
     levels = KINDS[kind](tmp_path)
     wanted = conversation(levels, temperature, cache=False)
-    alone = [level.read for level in levels if isinstance(level, Counting)]
+    alone = [level.num_read for level in levels if isinstance(level, Counting)]
     levels = KINDS[kind](tmp_path)  # an n-gram table remembers what it has seen
     found = conversation(levels, temperature, cache=True)
     counting = [level for level in levels if isinstance(level, Counting)]
@@ -118,12 +118,12 @@ def test_a_conversation_is_what_it_is_when_all_is_read(kind, temperature, tmp_pa
     assert cached[0] == 0
     assert all(n - have < 12 for n, have in zip(prompts[1:], cached[1:], strict=True))
     if kind != "copies":  # which read of their own in the target's cache
-        assert counting[0].read == sum(prompts) - sum(cached) - TURNS
-    assert counting[0].read < 0.4 * alone[0]
+        assert counting[0].num_read == sum(prompts) - sum(cached) - TURNS
+    assert counting[0].num_read < 0.4 * alone[0]
     if kind == "streaming":
-        assert counting[1].read == alone[1]
+        assert counting[1].num_read == alone[1]
     elif len(counting) > 1:
-        assert counting[1].read <= 0.4 * alone[1]
+        assert counting[1].num_read <= 0.4 * alone[1]
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def head(target: Any, version: int = 1, layers: int = 1) -> HeadPasses:
 
 
 class _Untried:
-    """In place of `levels.models.Probe` and `Unchanged`."""
+    """In place of `levels.probe.BatchProbe` and `Unchanged`."""
 
     one_scale = False
 
@@ -101,7 +101,7 @@ class _Untried:
     def ragged(self) -> None: ...
     def tree(self) -> None: ...
     def prepared(self) -> None: ...
-    def require(self) -> None: ...
+    def require(self, _: None = None) -> None: ...
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def launches(fuses: bool = True, zeros: bool = False) -> Iterator[fake_cuda.Laun
         return fused.Runs(fused_copy(model) if fuses else model, ())
 
     replaced = {
-        (hugging_face, "Probe"): _Untried,
+        (hugging_face, "BatchProbe"): _Untried,
         (models, "Unchanged"): _Untried,
         (models, "packed"): runs,
         (models, "unpacked"): runs,
