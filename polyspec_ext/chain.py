@@ -39,6 +39,7 @@ from .runtime.plan import ChainConfig, Operators, default_rounds
 from .runtime.rows import Row
 from .sampling import Alternatives, LogitsProcessors
 from .stats import html
+from .tensors import padded
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -701,10 +702,11 @@ class Chain:
         finally:
             self.owner.end(batch)
         new = [row.tokens for row in rows]
+        texts = [[*front, *tokens] for front, tokens in zip(fronts, new, strict=True)]
         if pad_token_id is None:
             pad_token_id = min(requests[0].eos, default=0)
         return Output(
-            inputs.padded(fronts, new, pad_token_id, device),
+            padded(texts, device or torch.device("cpu"), pad_token_id)[0],
             batch.stats,
             [row.stats for row in batch.rows],
             [

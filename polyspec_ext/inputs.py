@@ -105,7 +105,9 @@ def requests(
         arguments.integer("max_new_tokens", limit)
         for limit in arguments.per_row("max_new_tokens", max_new_tokens, count)
     ]
-    sampling = [Sampling(**row) for row in _by_row(options, Sampling.__slots__, count)]
+    values = cast("dict[str, Any]", options)
+    by_row = {n: arguments.per_row(n, values[n], count) for n in Sampling.__slots__ if n in values}
+    sampling = [Sampling(**{n: own[row] for n, own in by_row.items()}) for row in range(count)]
     eos_token_id = options.get("eos_token_id")
     eos = eos_sets(ends if eos_token_id is None else eos_token_id, count, vocab_size)
     rules = arguments.per_row("rules", options.get("rules"), count)
@@ -117,12 +119,6 @@ def requests(
         request = prompts[row], limits[row], sampling[row], seed, eos[row], processors, encoded
         made.append(Request(*request))
     return made
-
-
-def _by_row(options: Parameters, names: Sequence[str], count: int) -> list[dict[str, Any]]:
-    given = cast("dict[str, Any]", options)
-    values = {n: arguments.per_row(n, given[n], count) for n in names if n in given}
-    return [{name: rows[row] for name, rows in values.items()} for row in range(count)]
 
 
 def _processors(
@@ -335,16 +331,3 @@ def require_room(
                 f"{f' ({reason})' if reason else ''}, given a prompt of {prompt} and "
                 f"max_new_tokens={new}"
             )
-
-
-def padded(
-    fronts: Sequence[list[int]],
-    new: Sequence[list[int]],
-    pad: int,
-    device: torch.device | None = None,
-) -> torch.Tensor:
-    """Return ``[B, N]`` int64: rows of prompts, new tokens, then padding `pad`."""
-    rows = [front + tokens for front, tokens in zip(fronts, new, strict=True)]
-    width = max(map(len, rows))
-    table = [row + [pad] * (width - len(row)) for row in rows]
-    return torch.tensor(table, dtype=torch.int64, device=device)

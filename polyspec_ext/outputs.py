@@ -140,10 +140,7 @@ class StoppedRow:
         if row.ended:
             reader.rest()
         if self.stops():
-            self._batch.end(row)
-            over = len(row.tokens) - self._begin - reader.num_tokens
-            for stats in {id(stats): stats for stats in (row.stats, self._batch.stats)}.values():
-                stats.num_new_tokens -= over
+            self._batch.end(row, len(row.tokens) - self._begin - reader.num_tokens)
 
     def stops(self) -> bool:
         """Return whether a stop string has been read."""

@@ -55,7 +55,9 @@ if TYPE_CHECKING:
     from .runtime.graphs import CudaRecorder as CudaRecorder
     from .runtime.graphs import Graphs as Graphs
     from .runtime.graphs import Passes as Passes
+    from .runtime.graphs import PlannedStep as PlannedStep
     from .runtime.graphs import Queue as Queue
+    from .runtime.graphs import needs_host as needs_host
 
 NAMES = {
     "chat": (
@@ -85,7 +87,9 @@ NAMES = {
     "quantization": ("early_exit", "stored_w4", "trim"),
     "rules": ("LogitsRules", "with_penalty"),
     "runtime.forced": ("draft_behind",),
-    "runtime.graphs": ("CudaRecorder", "Graphs", "Passes", "Queue"),
+    "runtime.graphs": (
+        "CudaRecorder", "Graphs", "Passes", "PlannedStep", "Queue", "needs_host",
+    ),
 }  # fmt: skip
 
 

@@ -269,16 +269,11 @@ class StatsRecorder:
         for stats in self._all:
             stats.decode_seconds += seconds
 
-    def prefilled(self, index: int, seconds: float) -> None:
-        """Add the seconds of a level's prefill."""
+    def prefilled(self, index: int, seconds: float, row: Stats | None = None) -> None:
+        """Add the seconds of a level's prefill; of a single request outside the batch, `row`."""
         self.prefill_seconds += seconds
-        for stats in self._all:
-            stats.levels[index].prefill_seconds += seconds
-
-    def read_beside(self, row: Stats, index: int, seconds: float) -> None:
-        """Add the seconds of a level's prefill of a single request beside the batch."""
-        self.prefill_seconds += seconds
-        for stats in {id(counts): counts for counts in (row, self._total)}.values():
+        both = () if row is None else (row, self._total)
+        for stats in {id(stats): stats for stats in both}.values() if both else self._all:
             stats.levels[index].prefill_seconds += seconds
 
     def spent(self, index: int, seconds: float, passes: int) -> None:

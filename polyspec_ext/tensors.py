@@ -244,11 +244,13 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     return next(differ, min(len(one), len(other)))
 
 
-def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, list[int]]:
-    """Return ``[B, T]`` int64, right-padded with 0, and the number of tokens of each row."""
+def padded(
+    rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0
+) -> tuple[torch.Tensor, list[int]]:
+    """Return ``[B, T]`` int64, right-padded with `pad`, and the number of tokens of each row."""
     counts = [len(row) for row in rows]
     width = max(counts, default=0)
-    table = [[*row, *[0] * (width - len(row))] for row in rows]
+    table = [[*row, *[pad] * (width - len(row))] for row in rows]
     return on_device(table, torch.int64, device).view(len(rows), width), counts
 
 

@@ -307,10 +307,7 @@ class _Run:
         over = len(self.texts[row]) - length
         del self.texts[row][length:]
         self.ids[row, self.width + length :] = self.pad or 0
-        self.batch.stop(row)
-        row_stats, whole = self.batch.rows[row].stats, self.batch.stats
-        for stats in (row_stats,) if row_stats is whole else (row_stats, whole):
-            stats.num_new_tokens -= over
+        self.batch.end(self.batch.rows[row], over)
 
     def _ready(self) -> int:
         longest = max(map(len, self.texts))

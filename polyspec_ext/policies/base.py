@@ -88,12 +88,8 @@ class RoundRecorder(StatsRecorder):
         """Return and clear the steps of a row, identified by its statistics."""
         return self._steps.pop(id(row), [])
 
-    def prefilled(self, index: int, seconds: float) -> None:
-        super().prefilled(index, seconds)
-        self._add_reading(index, seconds)
-
-    def read_beside(self, row: Stats, index: int, seconds: float) -> None:
-        super().read_beside(row, index, seconds)
+    def prefilled(self, index: int, seconds: float, row: Stats | None = None) -> None:
+        super().prefilled(index, seconds, row)
         self._add_reading(index, seconds)
 
     def spent(self, index: int, seconds: float, passes: int) -> None:

@@ -405,17 +405,15 @@ class Batch:
         row.error = error
         self.end(row)
 
-    def stop(self, number: int) -> None:
-        """End row `number`, and drop its pending tokens."""
-        self.end(self.rows[number])
-
-    def end(self, row: Row) -> None:
-        """End a row, and drop its pending tokens."""
+    def end(self, row: Row, excess: int = 0) -> None:
+        """End a row, and drop its pending tokens; do not count its last `excess` tokens."""
         if not row.ended:
             with torch.inference_mode():
                 self._keep([row])
-            row.ended = True
-            self._engine.end(row)
+                row.ended = True
+                self._engine.end(row)
+        for stats in {id(counts): counts for counts in (row.stats, self.stats)}.values():
+            stats.num_new_tokens -= excess
 
     def _choose_windows(self, policy: WindowPolicy) -> None:
         rows = [row for row in self._engine.slots if row.active]

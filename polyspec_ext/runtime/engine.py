@@ -38,13 +38,11 @@ from .plan import (
     RoundPlanner,
     check_parts,
     default_rounds,
-    needs_host,
     round_plan,
 )
 from .prefill import Caches, Reading
 from .rows import (
     Entry,
-    PlannedStep,
     Record,
     Report,
     Row,
@@ -98,7 +96,7 @@ class Clock(NamedTuple):
 
 class Engine:
     """Runner of the rounds of one batch at a time, with verifying levels, target first, and a
-    drafter (None: the target alone).
+    drafter (None: the target alone). `Batch` calls it in inference mode.
 
     Args:
         graphs: captures the steps of queued rounds.
@@ -140,12 +138,15 @@ class Engine:
             entries = config.id_maps[-1].target_to_draft(config.vocab_sizes[-2])
             self._target_to_draft = None if entries is None else entries.to(levels[-1].device)
         usual = round_plan(config.windows, config.rounds, config.tail)
-        bounded = usual.steps is not None
-        reason = needs_host(config, levels, drafter, self._gives_hidden, bounded)
-        if sync_each_step is False and reason is not None:
-            raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
         synced = config.device.type == "cpu" if sync_each_step is None else sync_each_step
-        self._sync_each_step = reason is not None or synced
+        if not synced:
+            bounded = usual.steps is not None
+            reason = rooms.needs_host(config, levels, drafter, self._gives_hidden, bounded)
+            if sync_each_step is False and reason is not None:
+                expected = f"sync_each_step: expected True or None, since {reason}"
+                raise ValueError(f"{expected}, given False")
+            synced = reason is not None
+        self._sync_each_step = synced
         self._planner = RoundPlanner(config, self.parts, can, graphs is not None)
         self.caches = Caches(config, self.parts, self._layers)
         self.recovers = self.traces = False
@@ -190,7 +191,6 @@ class Engine:
         self.slots, self._rounds_left = list(slots), 0
         self._recorder.follow([row.stats for row in slots])
 
-    @torch.inference_mode()
     def join(self, new: Sequence[Row], readings: Sequence[Reading] = ()) -> None:
         """Add requests after the rows of the batch; where steps are captured, into the slots of
         complete rows, so that the graphs stay valid. With `readings`, every level has already read
@@ -235,7 +235,6 @@ class Engine:
         self._rounds_left, self._at_work = 0, None
         self._rows.hidden = self._no_states(self._rows.state.batch)
 
-    @torch.inference_mode()
     def begin_again(self) -> None:
         """Restore the state before a failed round (`recovers`), to run it again with the same
         draws. All levels read the texts again."""
@@ -245,7 +244,6 @@ class Engine:
         self._rows.state.begin_again(counts[[indices[id(row)] for row in self.slots]])
         self._begin_caches()
 
-    @torch.inference_mode()
     def pause(self, paused: Collection[Row]) -> None:
         """Exclude the rows `paused`, and no others, from the next rounds."""
         for row in self.slots:
@@ -253,7 +251,6 @@ class Engine:
         self._rows = self._rows.select(range(len(self.slots)))
         self._rounds_left = 0
 
-    @torch.inference_mode()
     def rewind(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> None:
         """Replace the texts of rows between two rounds; caches keep the common prefix of the old
         and the new text. New tokens are counted from the new text on. Round counts continue, so
@@ -309,7 +306,6 @@ class Engine:
             self._rows.state.set_windows(slot, (*sizes, *rounds))
             self._rounds_left = 0
 
-    @torch.inference_mode()
     def end(self, row: Row) -> None:
         """End a row of this batch, which then idles in later steps; ignore other rows."""
         if any(other is row for other in self.slots):
@@ -349,7 +345,7 @@ class Engine:
         self.caches.prepare(plan, nodes, self.slots, active, rows, self._recorder)
         on_host = self._on_host or plan.steps is None
         # For this round alone; the next round checks again.
-        forced = not on_host and not planner.can_queue(plan, rows, active)
+        forced = not on_host and not self._queue.serves(plan, rows, active)
         rows = planner.rows(plan, on_host or forced, self.slots, rows)
         rows.pending.max_pending = plan.max_pending
         self._plan, self._rows, self._clock = plan, rows, Clock.of(rows.state.device)
@@ -357,7 +353,9 @@ class Engine:
 
     @cached_property
     def _queue(self) -> rooms.Queue:
-        return rooms.Queue(self.config, self.parts, self._gives_hidden, self.graphs)
+        drafter = self._drafter
+        can = DrafterCapabilities() if drafter is None else drafter.capabilities
+        return rooms.Queue(self.config, self.parts, self._gives_hidden, can, self.graphs)
 
     @property
     def _on_host(self) -> bool:
@@ -385,19 +383,16 @@ class Engine:
 
     def _run_steps(
         self,
-    ) -> tuple[Sequence[Step | PlannedStep], Sequence[Any], Record, torch.Tensor]:
+    ) -> tuple[Sequence[Step | rooms.PlannedStep], Sequence[Any], Record, torch.Tensor]:
         """Run the steps of a round. Returns the steps, ticks before the first and after each of
         them, the round's record on the host, and the target's logits in text order."""
-        rows, plan, state = self._rows, self._plan, self._rows.state
+        rows, state, tick = self._rows, self._rows.state, self._clock.tick
         self._drafts: list[tuple[int, list[int] | None]] = []  # (passes, tree nodes) by draft
-        on_host = rows.on_host
-        if on_host:
-            state.log.clear()
-            rows.pending.tail_has_statistics = True
-        else:
-            self._queue.begin(plan, rows, self.slots, self._planner.tree_size(plan))
-        tick = self._clock.tick
-        steps: list[Step | PlannedStep] = []
+        if not rows.on_host:
+            return self._run_queued(tick)
+        state.log.clear()
+        rows.pending.tail_has_statistics = True
+        steps: list[Step] = []
         outputs: Any = ()  # of the latest step
         ticks, level = [tick()], 0
         while level != 1:  # the target's step ends the round
@@ -405,27 +400,32 @@ class Engine:
             if step is None:
                 raise self._stuck(next(row for row in self.slots if row.active))
             level = step.level
-            if isinstance(step, PlannedStep):
-                outputs = self._queue.run(step, rows, partial(self._run_queued, step))
-            elif level == self._count:
-                outputs = self._draft(step)
-            else:
-                outputs = self._verify(step)
+            outputs = self._draft(step) if level == self._count else self._verify(step)
             steps.append(step)
             ticks.append(tick())
-        if on_host:
-            tokens, logprobs, logits = outputs
-            record = Record(state.log, tokens.tolist(), logprobs.tolist())
-        else:  # here the host waits for the round
-            table, logits = outputs
-            record = state.read(table)
-            for step, entries in zip(steps, record.entries, strict=False):
-                self._require_distributions(step.level, entries)
-            self._queue.end(plan, rows)
+        tokens, logprobs, logits = outputs
+        return steps, ticks, Record(state.log, tokens.tolist(), logprobs.tolist()), logits
+
+    def _run_queued(
+        self, tick: Callable[[], Any]
+    ) -> tuple[Sequence[rooms.PlannedStep], Sequence[Any], Record, torch.Tensor]:
+        plan, rows, queue = self._plan, self._rows, self._queue
+        nodes = self._planner.tree_size(plan)
+        steps, ticks, table, logits = queue.run(
+            plan,
+            rows,
+            self.slots,
+            nodes,
+            lambda step: self._draft(step) if step.level == self._count else self._verify(step),
+            tick,
+        )
+        record = queue.read(table, plan, rows)  # here the host waits for the round
+        for step, entries in zip(steps, record.entries, strict=False):
+            self._require_distributions(step.level, entries)
         return steps, ticks, record, logits
 
     def _count_steps(
-        self, steps: Sequence[Step | PlannedStep], ticks: Sequence[Any], record: Record
+        self, steps: Sequence[Step | rooms.PlannedStep], ticks: Sequence[Any], record: Record
     ) -> None:
         """Add the steps of a round to the statistics, and the origins of its tokens to the rows."""
         if self.traces:
@@ -437,16 +437,8 @@ class Engine:
             if step.level < self._count:
                 self._recorder.verified(step.level - 1, entries, spent)
                 continue
-            on_host = self._rows.on_host
-            passes, nodes = next(drafts) if on_host else self._planner.drafted(step, entries)
-            self._recorder.drafted(entries, spent, passes, nodes)
-
-    def _run_queued(self, step: PlannedStep) -> Outputs:
-        rows, level = self._rows, step.level
-        if level == self._count:
-            return self._draft(rows.fill(step))
-        tokens, logprobs, logits = self._verify(rows.fill(step))
-        return (rows.state.record(tokens, logprobs), logits) if level == 1 else ()
+            drafted = next(drafts) if isinstance(step, Step) else self._queue.drafted(step, entries)
+            self._recorder.drafted(entries, spent, *drafted)
 
     # ---- draft -----------------------------------------------------------------------------------
 

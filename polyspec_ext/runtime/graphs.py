@@ -13,18 +13,20 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
-from .. import progress as reporting
-from ..drafters.base import LONGEST, TreeSize
+from .. import progress, rooms
+from ..drafters.base import LONGEST, BatchedDrafter, DrafterCapabilities, TreeSize
 from ..drafters.base import Outputs as Outputs
 from ..levels.base import BatchedLevel, DeviceLengths, InputBlock, LevelOutput
+from ..ops import schedule
 from ..ops.schedule import Plan
 from ..tensors import MemoryKey, RowCounts
 from .plan import ChainConfig, Member, RoundPlan, size_of
-from .rows import PlannedStep, Row, Rows, Step
+from .rows import Entry, Record, Row, Rows, Step
 
 Run = Callable[[], Outputs]
 _FAILURES = 2  # consecutive failed captures of a kind of step before capturing stops
@@ -79,13 +81,12 @@ class Graphs:
         recorder: captures the steps.
         limit: maximum graphs; the least recently used is dropped first. Each graph keeps its
             intermediate tensors, so this bounds memory.
-        progress: whether to write a line per capture to standard error, if that is a terminal.
     """
 
-    def __init__(self, recorder: Recorder, *, limit: int = 64, progress: bool = True) -> None:
+    def __init__(self, recorder: Recorder, *, limit: int = 64) -> None:
         if limit < 1:
             raise ValueError(f"limit: expected >= 1, given {limit}")
-        self._recorder, self._limit, self._progress = recorder, limit, progress
+        self._recorder, self._limit = recorder, limit
         self._graphs: OrderedDict[_Key, _Graph] = OrderedDict()
         self._seen: OrderedDict[_Key, None] = OrderedDict()  # keys without spans, of steps run
         self._owners: dict[int, weakref.ref[object]] = {}
@@ -102,12 +103,6 @@ class Graphs:
     def __len__(self) -> int:
         """Return the number of graphs."""
         return len(self._graphs)
-
-    def clear(self) -> None:
-        """Drop all graphs and free their memory."""
-        self._graphs.clear()
-        self._seen.clear()
-        self._failures.clear()
 
     def run(self, kind: str, key: Sequence[Hashable], step: Run) -> Outputs:
         """Return the outputs of ``step()``, by a graph if available, valid until the next call.
@@ -142,12 +137,13 @@ class Graphs:
             self._graphs.move_to_end(full)
             self.num_replays += 1
         # A capture ran `step` on the host only; this replay is the same call on the device.
-        graph.replay()
-        return graph.outputs
+        replay, outputs = graph
+        replay()
+        return outputs
 
     def _capture(self, kind: str, step: Run) -> _Graph | None:
         try:
-            graph = _Graph(*self._recorder.capture(step))
+            graph = self._recorder.capture(step)
         except RuntimeError as error:
             self._failures[kind] = self._failures.get(kind, 0) + 1
             if self._failures[kind] == _FAILURES:
@@ -160,8 +156,7 @@ class Graphs:
             return None
         self._failures.pop(kind, None)
         self.num_captures += 1
-        if self._progress:
-            reporting.note(f"polyspec_ext: captured CUDA graph {self.num_captures}")
+        progress.note(f"polyspec_ext: captured CUDA graph {self.num_captures}")
         return graph
 
     def _watch(self, key: _Key) -> None:
@@ -186,6 +181,7 @@ class Graphs:
 
 
 _Key = tuple[Hashable, ...]
+_Graph = tuple[Callable[[], None], Outputs]  # replay, and the outputs that it writes
 
 
 def _memory_keys(key: _Key) -> list[MemoryKey]:
@@ -198,40 +194,125 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-class _Graph(NamedTuple):
-    replay: Callable[[], None]
-    outputs: Outputs
-
-
 # ---- queued rounds -------------------------------------------------------------------------------
+
+
+class PlannedStep(NamedTuple):
+    """A step before its tokens are known: as `Step`; a row reads at most `width` tokens."""
+
+    level: int
+    most: int
+    width: int
+    tail: bool
+
+
+def planned(plan: RoundPlan) -> list[PlannedStep]:
+    """Return the steps of a round with an order known before its tokens."""
+    assert plan.steps is not None
+    steps = []
+    for number, level in enumerate(plan.steps):
+        width = plan.width_at(number)
+        if level < plan.levels:
+            steps.append(PlannedStep(level, plan.max_pending[level - 1], width, False))
+            continue
+        last = plan.tail > 0 and number == len(plan.steps) - 2
+        # The first draft is never a tail; a later draft may be, if a window is full early.
+        may = plan.tail > 0 and number > 0
+        steps.append(PlannedStep(level, plan.tail if last else plan.drafts, width, may))
+    return steps
+
+
+def needs_host(
+    config: ChainConfig,
+    levels: Sequence[BatchedLevel],
+    drafter: BatchedDrafter | None,
+    telling: Collection[int],
+    bounded: bool,
+) -> str | None:
+    """Return why the host has to read between steps; None: no need. `telling`: result of
+    `check_parts`; `bounded`: whether the order of steps is known before the tokens."""
+    parts: list[Member] = [*levels, *([] if drafter is None else [drafter])]
+    devices = {member.device for member in parts}
+    if len(devices) > 1:
+        return f"levels lie on {', '.join(sorted(map(str, devices)))}"
+    for member in parts:
+        if not member.capabilities.keeps_lengths:
+            return f"{member.name} keeps its lengths on the host"
+    if drafter is not None:
+        can = drafter.capabilities
+        if can.trees and can.tree_size is None:
+            return f"{config.names[-1]} drafts trees of any size"
+        if can.hidden_layers and len(telling) < len(levels):
+            return f"{config.names[-1]} reads hidden states that not every level gives"
+    return None if bounded else "rounds are not bounded"
 
 
 class Queue:
     """Runner of rounds with an order of steps known before the tokens, by graphs if available, else
-    eagerly. The levels `gives_hidden` output hidden states for the drafter."""
+    eagerly. The levels `gives_hidden` output hidden states for the drafter; `can` are the drafter's
+    capabilities."""
 
     def __init__(
         self,
         config: ChainConfig,
         parts: Sequence[Member],
         gives_hidden: Collection[int],
+        can: DrafterCapabilities,
         graphs: Graphs | None,
     ) -> None:
         self._config, self._parts, self._gives_hidden = config, parts, gives_hidden
-        self._graphs = graphs
+        self._tree_size, self._one_pass, self._graphs = can.tree_size, can.one_pass, graphs
         self._spans: dict[int, Hashable | None] = {}
 
-    def begin(self, plan: RoundPlan, rows: Rows, slots: Sequence[Row], size: TreeSize) -> None:
-        """Queue the steps of a round, and reserve room in the caches for trees of `size`."""
+    def serves(self, plan: RoundPlan, rows: Rows, active: Sequence[Row]) -> bool:
+        """Return whether a round can be queued. A text may then run past its end, so every context
+        and the window of hidden states must have room."""
+        longest = max(row.committed for row in active) + plan.ahead
+        for number in plan.asked:
+            member = self._parts[number - 1]
+            short = member.max_length is not None and longest > member.max_length
+            if short or not member.capabilities.device_lengths:
+                return False
+        if rows.hidden is None:
+            return True
+        sizes = {rows.state.windows[row.slot][: plan.levels - 1] for row in active}
+        if min(plan.windows) == 0 or len(sizes) > 1:
+            return False  # the states of rows without drafts would accumulate
+        slots = [row.slot for row in active]
+        return rows.hidden.width > 0 or rows.hidden.fits(slots, plan.hidden_width)
+
+    def drafted(self, step: PlannedStep, entries: Sequence[Entry]) -> tuple[int, list[int] | None]:
+        """Return the passes of a queued draft, and the tree nodes of each row; None: a chain."""
+        size = self._tree_size
+        nodes = None if size is None else [size(max(entry[0], 0)).nodes for entry in entries]
+        return 1 if self._one_pass else step.most, nodes
+
+    def run(
+        self,
+        plan: RoundPlan,
+        rows: Rows,
+        slots: Sequence[Row],
+        nodes: TreeSize,
+        perform: Callable[[Step], Outputs],
+        tick: Callable[[], Any],
+    ) -> tuple[list[PlannedStep], list[Any], torch.Tensor, torch.Tensor]:
+        """Queue the steps of a round, each by `perform`, with room in the caches for trees of
+        `nodes`. Returns as `Engine.round` needs: the steps, ticks before the first and after each
+        of them, the record for `read`, and the target's logits."""
         limit = max(row.committed + (0 if row.ended else plan.ahead) for row in slots)
         self._spans = {}
         for level in plan.asked:
-            nodes = size.read if level == plan.levels else size.nodes
-            self._spans[level] = self._lengths(level).reserve_span(limit + nodes)
-        rows.state.queue = iter(plan.queue())
+            more = nodes.read if level == plan.levels else nodes.nodes
+            self._spans[level] = self._lengths(level).reserve_span(limit + more)
+        steps, ticks = planned(plan), [tick()]
+        outputs: Outputs = ()
+        for step in steps:
+            outputs = self._step(step, rows, partial(_performed, step, rows, perform))
+            ticks.append(tick())
+        record, logits = cast("tuple[torch.Tensor, torch.Tensor]", outputs)
+        return steps, ticks, record, logits
 
-    def run(self, step: PlannedStep, rows: Rows, run: Run) -> Outputs:
-        """Return the outputs of `run`, which performs `step`, by its graph if available."""
+    def _step(self, step: PlannedStep, rows: Rows, run: Run) -> Outputs:
         level, count = step.level, rows.state.shape.levels
         draft = level == count
         if draft:
@@ -249,16 +330,72 @@ class Queue:
         key: list[Hashable] = [level, step.most, step.tail, step.width, self._config.rule]
         if not rows.parameters.greedy and (step.tail or 1 < level < count):
             key.append(rows.pending.padding(1 if draft else level - 1))
-        memory = rows.memory_key(level, step.tail, level in self._gives_hidden)
+        memory = _memory(rows, level, step.tail, level in self._gives_hidden)
         return self._graphs.run(kind, [*key, memory, tuple(touched), *touched.values()], run)
 
-    def end(self, plan: RoundPlan, rows: Rows) -> None:
-        """Set the cached lengths on the host after a round that the host did not follow."""
+    def read(self, record: torch.Tensor, plan: RoundPlan, rows: Rows) -> Record:
+        """Return the record of a round on the host, and set the cached lengths there. Waits for
+        the device."""
+        state = rows.state
+        state.words[:, state.shape.STEP].zero_()
+        shape, table = state.shape, record.cpu()
+        width = (table.shape[1] - shape.text_at) // 2
+        probabilities = table[:, shape.text_at + width :].to(torch.int32).view(torch.float32)
+        words: list[list[int]] = table[:, : shape.text_at + width].tolist()
+        if state.device.type != "cpu":
+            state.head = table.numpy()[:, : shape.log_at]
         for level in plan.asked:
-            self._lengths(level).note_lengths(rows.state.cached(level))
+            self._lengths(level).note_lengths(state.cached(level))
+        begins = range(shape.log_at, shape.text_at, shape.PER_STEP)
+        return Record(
+            [[row[at : at + shape.PER_STEP] for row in words] for at in begins],
+            [row[shape.text_at :] for row in words],
+            probabilities.tolist(),
+        )
 
     def _lengths(self, level: int) -> DeviceLengths:
         return cast(DeviceLengths, self._parts[level - 1])
+
+
+def _performed(planned: PlannedStep, rows: Rows, perform: Callable[[Step], Outputs]) -> Outputs:
+    """Perform a step with its tokens, without host synchronisation; rows that are due for another
+    step idle. Of the target return the record of the round, ``[B, N]`` int64, and the logits: the
+    rows without their texts, the tokens, and the log-probabilities' bits, ``[B, W]`` each."""
+    state, (level, most, width, tail), hidden = rows.state, planned, rows.hidden
+    if level == state.shape.levels and hidden is not None and hidden.width:
+        # Tokens with a new hidden state, and the last emitted token.
+        width = max(width, hidden.width + 1)
+        # The shorter length stays, to capture few operators; the draft's report sets it again.
+        cached = state.read_by(level)
+        torch.minimum(cached, hidden.begin, out=cached)
+    input_ids, table = schedule.next_step(state.words, state.shape, level, width)
+    plan, numbers = Plan._make(table.unbind()), state.numbers
+    step = Step(level, most, width - most, tail, input_ids, table, plan, numbers=numbers)
+    outputs = perform(step)
+    if level > 1:
+        return ()
+    tokens, logprobs, logits = cast("tuple[torch.Tensor, ...]", outputs)
+    bits = logprobs.view(torch.int32).to(torch.int64)
+    return torch.cat([state.words[:, : state.shape.text_at], tokens, bits], 1), logits
+
+
+def _memory(rows: Rows, level: int, tail: bool, hidden: bool) -> MemoryKey:
+    """Return the memory of a captured step of `level`, which may draft a `tail` or output `hidden`
+    states for the drafter."""
+    pending, levels = rows.pending, rows.state.shape.levels
+    parameters = rows.parameters.on(rows.state.device).values()
+    tensors = [rows.state.words, rows.state.eos, rows.state.numbers]
+    tensors += [value for value in parameters if isinstance(value, torch.Tensor)]
+    # Rows that the step verifies and rows that it appends; a tail's are the target's.
+    for at in {level, level - 1, 1} if tail else {level, level - 1}:
+        tensors += [tensor for tensor in pending.tables.get(at) or () if tensor is not None]
+    if level >= levels - 1 and pending.tree is not None:
+        tensors += [tensor for tensor in pending.tree if tensor is not None]
+    form: tuple[int | bool, ...] = (level == 1 and not pending.tail_has_statistics,)
+    if rows.hidden is not None and rows.hidden.width and (level == levels or hidden):
+        tensors += cast("rooms.HiddenRing", rows.hidden).tensors
+        form = (*form, rows.hidden.width)
+    return MemoryKey(rows, tensors, form)
 
 
 # ---- passes that the host follows ----------------------------------------------------------------

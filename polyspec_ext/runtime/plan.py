@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,7 +15,7 @@ from ..drafters.base import BatchedDrafter, DrafterCapabilities, TreeSize
 from ..levels.base import BatchedLevel
 from ..ops import verification
 from ..tensors import IdMap
-from .rows import Entry, PlannedStep, Row, Rows, StateRows, Step
+from .rows import Row, Rows, StateRows
 
 _CAPACITY = 256  # minimum tokens allocated per text; beyond that a power of two
 _TRUSTED = 1 << 15  # maximum new tokens allocated in advance; longer texts reallocate their rows
@@ -138,31 +138,6 @@ def _levels_with_hidden(levels: Sequence[BatchedLevel], drafter: BatchedDrafter)
     return numbers
 
 
-def needs_host(
-    config: ChainConfig,
-    levels: Sequence[BatchedLevel],
-    drafter: BatchedDrafter | None,
-    telling: Collection[int],
-    bounded: bool,
-) -> str | None:
-    """Return why the host has to read between steps; None: no need. `telling`: result of
-    `check_parts`; `bounded`: whether the order of steps is known before the tokens."""
-    parts: list[Member] = [*levels, *([] if drafter is None else [drafter])]
-    devices = {member.device for member in parts}
-    if len(devices) > 1:
-        return f"levels lie on {', '.join(sorted(map(str, devices)))}"
-    for member in parts:
-        if not member.capabilities.keeps_lengths:
-            return f"{member.name} keeps its lengths on the host"
-    if drafter is not None:
-        can = drafter.capabilities
-        if can.trees and can.tree_size is None:
-            return f"{config.names[-1]} drafts trees of any size"
-        if can.hidden_layers and len(telling) < len(levels):
-            return f"{config.names[-1]} reads hidden states that not every level gives"
-    return None if bounded else "rounds are not bounded"
-
-
 # ---- rounds --------------------------------------------------------------------------------------
 
 
@@ -192,24 +167,14 @@ class RoundPlan(NamedTuple):
     def drafts(self) -> int:  # maximum tokens of a draft
         return max(self.windows[-1], self.max_pending[-1])
 
-    def queue(self) -> list[PlannedStep]:
-        """Return the steps of a round with an order known before its tokens."""
-        steps = []
-        for number, level in enumerate(self.steps or ()):
-            width = self.width_at(number)
-            if level < self.levels:
-                steps.append(PlannedStep(level, self.max_pending[level - 1], width, False))
-                continue
-            last = self.tail > 0 and number == len(self.steps or ()) - 2
-            # The first draft is never a tail; a later draft may be, if a window is full early.
-            may = self.tail > 0 and number > 0
-            steps.append(PlannedStep(level, self.tail if last else self.drafts, width, may))
-        return steps
-
     @property
     def ahead(self) -> int:
         """Return the maximum tokens of a text after its committed tokens."""
         return self.levels + sum(self.max_pending) + self.drafts + 1
+
+    @property
+    def hidden_width(self) -> int:  # tokens of a row with hidden states that the drafter reads
+        return 2 * (self.levels - 1) + max(self.max_pending)
 
     def lag(self, level: int) -> int:
         """Return the maximum committed tokens that `level` has not read when a round begins: its
@@ -302,7 +267,6 @@ class RoundPlanner:
         self._config, self._parts, self._captured = config, parts, captured
         self._hidden, self._tree_size = bool(can.hidden_layers), can.tree_size
         self._usual = round_plan(config.windows, config.rounds, config.tail)
-        self._one_pass: bool = can.one_pass
         self._kept: dict[Hashable, Rows] = {}
 
     def plan(self, state: StateRows, active: Sequence[Row]) -> RoundPlan:
@@ -330,41 +294,13 @@ class RoundPlanner:
         size = self._tree_size
         return TreeSize(0, 0, 0) if size is None or not plan.drafts else size(plan.drafts)
 
-    def drafted(
-        self, step: Step | PlannedStep, entries: Sequence[Entry]
-    ) -> tuple[int, list[int] | None]:
-        """Return the passes of a queued draft, and the tree nodes of each row; None: a chain."""
-        size = self._tree_size
-        nodes = None if size is None else [size(max(entry[0], 0)).nodes for entry in entries]
-        return 1 if self._one_pass else step.most, nodes
-
-    def can_queue(self, plan: RoundPlan, rows: Rows, active: Sequence[Row]) -> bool:
-        """Return whether a round can be queued. A text may then run past its end, so every context
-        and the window of hidden states must have room."""
-        longest = max(row.committed for row in active) + plan.ahead
-        for number in plan.asked:
-            member = self._parts[number - 1]
-            short = member.max_length is not None and longest > member.max_length
-            if short or not member.capabilities.device_lengths:
-                return False
-        if rows.hidden is None:
-            return True
-        sizes = {rows.state.windows[row.slot][: plan.levels - 1] for row in active}
-        if min(plan.windows) == 0 or len(sizes) > 1:
-            return False  # the states of rows without drafts would accumulate
-        slots = [row.slot for row in active]
-        return rows.hidden.width > 0 or rows.hidden.fits(slots, self._hidden_width(plan))
-
-    def _hidden_width(self, plan: RoundPlan) -> int:
-        return 2 * (plan.levels - 1) + max(plan.max_pending)
-
     def rows(self, plan: RoundPlan, on_host: bool, slots: Sequence[Row], before: Rows) -> Rows:
         """Return rows for the next rounds of the requests `slots`, with the state of `before`. The
         host reads the rows after each step if `on_host`."""
         # Multiples, because reallocated rows invalidate all captured steps.
         steps = 1 if on_host else -(-len(plan.steps or ()) // _STEPS) * _STEPS
         longest = max(row.committed for row in slots)
-        width = self._hidden_width(plan) if self._hidden and not on_host else 0
+        width = plan.hidden_width if self._hidden and not on_host else 0
         # (The batch and its EOS ids have not changed.)
         if (
             before.on_host == on_host

@@ -220,7 +220,7 @@ class Caches:
             if layers and hidden is not None:
                 states = {layer: x[index : index + 1, :count] for layer, x in hidden.items()}
                 reading.hidden.append(states)
-            recorder.read_beside(reading.row.stats, number - 1, seconds)
+            recorder.prefilled(number - 1, seconds, reading.row.stats)
 
     def join(self, readings: Sequence[Reading], slots: Sequence[Row], rows: Rows) -> None:
         """Add the requests of `readings` to the batch; `slots` and `rows` include them. In levels

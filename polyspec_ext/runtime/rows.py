@@ -1,15 +1,15 @@
 """The rows of a batch. A state row has a request's tokens and, for each level, cached length,
 pending draft tokens, window and round count. Pending rows are the logits of pending draft tokens.
 
-The two executors differ in `StateRows.next`: either the host reads the rows between steps and
-computes the next step from them, or the steps follow a plan and the host reads once per round.
+The host reads the rows between steps, and `StateRows.next` computes the next step from them; or
+the steps are queued (`runtime.graphs.Queue`), and the host reads the rows once per round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
 from ..ops.verification import put_rows
 from ..sampling import LogitsProcessors, RequestProcessors, Words, stacked
 from ..stats import LevelStats, Stats
-from ..tensors import IdMap, MemoryKey, RowCounts, RowParameters, moved, on_device
+from ..tensors import IdMap, RowCounts, RowParameters, moved, on_device
 
 _CPU = torch.device("cpu")
 
@@ -92,15 +92,6 @@ class Row:
 # the first, accepted tokens, emitted tokens, 1 if the last emitted token ends the text, status
 # bits, tail tokens among the tokens to draft or verify.
 Entry = Sequence[int]
-
-
-class PlannedStep(NamedTuple):
-    """A step before its tokens are known: as `Step`; a row reads at most `width` tokens."""
-
-    level: int
-    most: int
-    width: int
-    tail: bool
 
 
 class Step(NamedTuple):
@@ -229,7 +220,6 @@ class StateRows:
             the rows themselves, elsewhere the last copy that the host read.
         windows: windows of level 1 ... n-1, then their rounds, by row; as in `head`.
         numbers: ``[capacity]`` int64, 1, 2, ...
-        queue: remaining planned steps of the round; None: the rows determine the next step.
         log: entries of the round's steps, if the host reads each step.
     """
 
@@ -247,7 +237,6 @@ class StateRows:
         self.words = torch.zeros(batch, shape.words, dtype=torch.int64, device=device)
         self.eos = torch.full((batch, eos), -1, dtype=torch.int64, device=device)
         self.numbers = torch.arange(1, capacity + 1, device=device)
-        self.queue: Iterator[PlannedStep] | None = None
         self.log: list[Sequence[Entry]] = []
         self._levels = [shape.level_at(level) for level in range(1, levels + 1)]
         # Words of the windows of all levels but the drafter, of their bounds, and of lasting state.
@@ -344,13 +333,10 @@ class StateRows:
         begin = self.shape.text_at
         return self.words[slot, begin : begin + int(self.head[slot, self.shape.TOTAL])]
 
-    def next(self, unread: torch.Tensor | None = None) -> Step | PlannedStep | None:
-        """Return the next step: the next of the queue, independent of emitted tokens; without a
-        queue the deepest verification that is due, or a draft, so that rows that lag catch up at
-        the same level. None: all rows are complete. The drafter reads from position `unread`,
-        ``[B]`` int64, or an earlier position on."""
-        if self.queue is not None:
-            return next(self.queue, None)
+    def next(self, unread: torch.Tensor | None = None) -> Step | None:
+        """Return the next step, on the host: the deepest verification that is due, or a draft, so
+        that rows that lag catch up at the same level. None: all rows are complete. The drafter
+        reads from position `unread`, ``[B]`` int64, or an earlier position on."""
         if unread is not None:
             cached = self.words[:, self._drafted]
             before = cached.clone()
@@ -398,28 +384,6 @@ class StateRows:
         self.log.append(entries)
         indices = None if padding is None else torch.from_numpy(result.slots)
         return Report(indices, result.kept, entries, result.cut, result.status)
-
-    def record(self, tokens: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
-        """Return the record of a round for the host, ``[B, N]`` int64: the rows without their
-        texts, the target's tokens, ``[B, W]`` int64, and log-probabilities, ``[B, W]`` float32."""
-        bits = logprobs.view(torch.int32).to(torch.int64)
-        return torch.cat([self.words[:, : self.shape.text_at], tokens, bits], 1)
-
-    def read(self, record: torch.Tensor) -> Record:
-        """Return a round's record on the host, and clear the log. Waits for the device."""
-        self.words[:, self.shape.STEP].zero_()
-        shape, table = self.shape, record.cpu()
-        width = (table.shape[1] - shape.text_at) // 2
-        probabilities = table[:, shape.text_at + width :].to(torch.int32).view(torch.float32)
-        rows: list[list[int]] = table[:, : shape.text_at + width].tolist()
-        if self.device.type != "cpu":
-            self.head = table.numpy()[:, : shape.log_at]
-        begins = range(shape.log_at, shape.text_at, shape.PER_STEP)
-        return Record(
-            [[words[at : at + shape.PER_STEP] for words in rows] for at in begins],
-            [words[shape.text_at :] for words in rows],
-            probabilities.tolist(),
-        )
 
 
 # ---- pending draft tokens ------------------------------------------------------------------------
@@ -594,21 +558,6 @@ class Rows:
         if self.on_host:
             self.requests, self.eos = [row.number for row in slots], [r.eos for r in requests]
 
-    def fill(self, step: PlannedStep) -> Step:
-        """Return a planned step with its tokens, without host synchronisation. Rows that are due
-        for another step idle."""
-        state, (level, most, width, tail), hidden = self.state, step, self.hidden
-        if level == state.shape.levels and hidden is not None and hidden.width:
-            # Tokens with a new hidden state, and the last emitted token.
-            width = max(width, hidden.width + 1)
-            # The shorter length stays, to capture few operators; the draft's report sets it again.
-            cached = state.read_by(level)
-            torch.minimum(cached, hidden.begin, out=cached)
-        input_ids, table = schedule.next_step(state.words, state.shape, level, width)
-        plan = Plan._make(table.unbind())
-        numbers = state.numbers
-        return Step(level, most, width - most, tail, input_ids, table, plan, numbers=numbers)
-
     def select(self, keep: Sequence[int | None]) -> Rows:
         """Return rows with windows, cached lengths and hidden states of the rows `keep`, in that
         order; None: an empty row. Pending tokens are dropped."""
@@ -666,21 +615,3 @@ class Rows:
             for node in range(-1, int(tree.counts[slot])):
                 path = root.new_tensor(tree.path_to(slot, node))
                 yield slot, slice(node + 1, node + 2), torch.cat([root, path])
-
-    def memory_key(self, level: int, tail: bool, hidden: bool) -> MemoryKey:
-        """Return the memory of a captured step of `level`, which may draft a `tail` or output
-        `hidden` states for the drafter."""
-        pending, levels = self.pending, self.state.shape.levels
-        parameters = self.parameters.on(self.state.device).values()
-        tensors = [self.state.words, self.state.eos, self.state.numbers]
-        tensors += [value for value in parameters if isinstance(value, torch.Tensor)]
-        # Rows that the step verifies and rows that it appends; a tail's are the target's.
-        for at in {level, level - 1, 1} if tail else {level, level - 1}:
-            tensors += [tensor for tensor in pending.tables.get(at) or () if tensor is not None]
-        if level >= levels - 1 and pending.tree is not None:
-            tensors += [tensor for tensor in pending.tree if tensor is not None]
-        form: tuple[int | bool, ...] = (level == 1 and not pending.tail_has_statistics,)
-        if self.hidden is not None and self.hidden.width and (level == levels or hidden):
-            tensors += cast("rooms.HiddenRing", self.hidden).tensors
-            form = (*form, self.hidden.width)
-        return MemoryKey(self, tensors, form)

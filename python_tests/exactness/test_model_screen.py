@@ -107,7 +107,7 @@ def test_small_models(family, captured, shape, batch, early) -> None:
     if early and shape.window and not captured:  # the target's first layer, in its cache
         drafter = ps.early_exit(levels[0], 1)
         levels, plain = [*levels[:-1], drafter], [*plain[:-1], Plain(drafter.model)]
-    graphs = Graphs(Recorder(), progress=False) if captured else None
+    graphs = Graphs(Recorder()) if captured else None
     chain = ps.Chain(levels, **shape.options(), graphs=graphs)
     for _ in range(2):
         found = run(chain, batch)

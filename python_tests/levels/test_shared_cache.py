@@ -351,7 +351,7 @@ def of_one_cache(count: int, graphs: Graphs | None, policy: Any = None) -> ps.Ch
 @pytest.mark.parametrize("count", [2, 3])
 def test_captured_steps_give_the_same_tokens(count: int, temperature: float) -> None:
     recorder = Recorder()
-    graphs = Graphs(recorder, progress=False)
+    graphs = Graphs(recorder)
     eager, chain = of_one_cache(count, None), of_one_cache(count, graphs)
     owner: Any = chain.levels[0]
     for prompts in ([PROMPT], [PROMPT, [7], PROMPT[:3]], [PROMPT, [7], PROMPT[:3]]):
@@ -382,7 +382,7 @@ def test_rounds_are_captured_before_a_copy_begins(alone: bool) -> None:
         def next(self, report: Any) -> list[int]:
             return [4] if len(report.text) > len(PROMPT) + 20 and not alone else [0]
 
-    graphs = Graphs(Recorder(), progress=False)
+    graphs = Graphs(Recorder())
     chain, eager = (of_one_cache(2, each, policy=Later()) for each in (graphs, None))
     owner: Any = chain.levels[0]
     if alone:
@@ -415,7 +415,7 @@ def test_a_key_names_the_lengths_of_all_levels() -> None:
 
 def test_a_device_that_knows_the_lengths_is_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the host's reaches the device's lengths between the rounds of a batch."""
-    chain = of_one_cache(2, Graphs(Recorder(), progress=False))
+    chain = of_one_cache(2, Graphs(Recorder()))
     level: Any = chain.levels[0]
     batch = chain.batch([PROMPT], 60, eos_token_id=[])
     batch.advance()

@@ -23,7 +23,7 @@ import transformers as hf
 from small_models import V, make
 
 import polyspec_ext as ps
-from polyspec_ext import _C, arguments, inputs, tiny
+from polyspec_ext import _C, tiny
 from polyspec_ext.levels import load
 from polyspec_ext.levels.encoder_decoder import EncoderDecoderLevel
 from polyspec_ext.policies import RoundReport
@@ -289,10 +289,8 @@ CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
     ("RollbackCache.inputs", lambda **own: rows_of_two("inputs", **{"tokens": 3, **own}),
      {"tokens": FROM_1, "counts": [*ROWS, [4, 0]], "depth": without_none(FROM_1),
       "parents": [*NO_OBJECT, [0], torch.zeros(3), torch.zeros(1, 3, dtype=torch.int64)]}),
-    ("RollbackCache.prepare", lambda **own: rows_of_two("prepare", **{"tokens": 3, **own}),
-     {"tokens": FROM_1, "counts": ROWS}),
     ("RollbackCache.rollback", lambda **own: rows_of_two("rollback", **{"lengths": [0, 0], **own}),
-     {"lengths": [None, *ROWS], "bound": without_none(FROM_0)}),
+     {"lengths": [None, *ROWS]}),
     ("quantize_w4", lambda **own: ps.quantize_w4(**{"model": model(), "group_size": 32, **own}),
      {"model": MODEL, "group_size": [*FROM_1, 31], "head": without_none(FLAG),
       "calibration": [*NO_VALUE, 1, [], [[]], [None], [1], [[VOCAB]], [[-1]], [[2.5]], [[1], "a"],
@@ -369,7 +367,7 @@ def test_good_values() -> None:
     cached = ps.RollbackCache.for_model(model(), 2)
     parents = torch.tensor([-1, 0, 0])
     assert cached.inputs(3, (3, two), parents=parents, depth=2)["position_ids"].shape == (2, 3)
-    cached.rollback(torch.tensor([1, 2]), bound=two)
+    cached.rollback(torch.tensor([1, 2]))
     assert cached.lengths.tolist() == [1, 2]
     ps.raise_for_status(torch.zeros(2, dtype=torch.int32), level=1, position=0)
 
@@ -649,34 +647,28 @@ def test_what_a_level_says_of_itself() -> None:
             ps.Chain([level])
 
 
+PLACES = {
+    "none": "given '.*', which is not there",
+    "./none": "which is not there",
+    "a/b/c": "which is not there",
+    "m.gguf": "'m.gguf', which is not there",
+    "empty": "config.json",
+    "file": "which is a file",
+    "model.safetensors": "which is a file; the directory is wanted that holds it",
+    "wrong.gguf": r"GGUF file .*, given 'wrong.gguf': ",
+}
+
+
 @pytest.mark.parametrize("pack", [False, "auto"])
 def test_places_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("x")
-    with monkeypatch.context() as local:
-        for loader in (hf.AutoConfig, hf.AutoModelForCausalLM):
-            local.setattr(loader, "from_pretrained", lambda *a, **o: pytest.fail(str(a)))
-        for place in (tmp_path / "none", str(tmp_path / "none"), "./none", Path("none"), "a/b/c"):
-            with pytest.raises(ValueError, match=r"^levels\[0\]: .*given '.*', which is not there"):
-                ps.Chain([place], pack=pack)
-        for place in (tmp_path / "empty", "empty"):
-            with pytest.raises(ValueError, match=r"^levels\[0\]: .*config.json"):
-                ps.Chain([place], pack=pack)
-        with pytest.raises(ValueError, match=r"^levels\[0\]: .*which is a file"):
-            ps.Chain(["file"], pack=pack)
-        with pytest.raises(ValueError, match=r"^levels\[0\]: .*'m.gguf', which is not there"):
-            ps.Chain(["m.gguf"], pack=pack)
-        (tmp_path / "model.safetensors").write_text("x")
-        hint = "which is a file; the directory is wanted that holds it"
-        with pytest.raises(ValueError, match=rf"^levels\[0\]: .*'model.safetensors', {hint}"):
-            ps.Chain(["model.safetensors"], pack=pack)
-    (tmp_path / "m.gguf").write_text("x")
-    with pytest.raises(ValueError, match=r"^levels\[0\]: .*GGUF file .*, given 'm.gguf': "):
-        ps.Chain(["m.gguf"], pack=pack)
-    (tmp_path / "empty" / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"^levels\[0\]: .*'empty'"):
-        ps.Chain(["empty"], pack=pack)
+    for name in ("file", "model.safetensors", "wrong.gguf"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"^levels\[0\]: .*'bare'"):
+        ps.Chain(["bare"], pack=pack)
 
     def offline(*args: Any, **options: Any) -> Any:
         raise OSError("We couldn't connect\nand so on")
@@ -684,6 +676,9 @@ def test_places_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     for loader in (hf.AutoConfig, hf.AutoModelForCausalLM):
         monkeypatch.setattr(loader, "from_pretrained", offline)
     monkeypatch.setattr(huggingface_hub, "file_exists", lambda *_: False)
+    for place, text in PLACES.items():
+        with pytest.raises(ValueError, match=rf"^levels\[0\]: .*{text}"):
+            ps.Chain([Path(place) if place == "none" else place], pack=pack)
     with pytest.raises(
         ValueError, match=r"^levels\[0\]: .*given 'some/model': We couldn't connect$"
     ):
@@ -751,50 +746,26 @@ def test_cuda_without_a_device(tmp_path: Path) -> None:
 def test_bad_values_of_custom_generate() -> None:
     model = make("llama", vocab=VOCAB)
     model.generation_config.pad_token_id = 0
-    chain = ps.Chain([model])
     ids = torch.tensor([[1, 2], [3, 4]])
+    # (`generate` itself looks at stop strings first.)
+    call = functools.partial(
+        ps.custom_generate, model, ids, generation_config=model.generation_config
+    )
     options: dict[str, Any] = {
-        "custom_generate": ps.custom_generate, "chain": chain, "max_new_tokens": 3,
+        "custom_generate": ps.custom_generate, "chain": ps.Chain([model]), "max_new_tokens": 3,
         "do_sample": True, "eos_token_id": -1,
     }  # fmt: skip
     for seed in [*NO_VALUES, *FRACTIONS, *BOOLS, *BELOW, 2**64, [1], [1, 2, 3]]:
         told("seed", lambda seed=seed: model.generate(ids, **options, seed=seed))
-    for other in (None, 1, "chain", [chain], model, ps.Chain):
+    for other in (None, 1, "chain", [options["chain"]], model, ps.Chain):
         told("chain", lambda other=other: model.generate(ids, **{**options, "chain": other}))
     for stop in (1, [1], ["x", None], b"x", {"a": 1}, np.ones(2), torch.ones(2)):
-        told("stop_strings", lambda stop=stop: custom(model, ids, chain, stop))
+        told("stop_strings", lambda s=stop: call(chain=options["chain"], stop_strings=s))
     wanted = model.generate(ids, **options, seed=5)
-    for given in (np.int64(5), torch.tensor(5), ps.row_seeds(5, 2), tuple(ps.row_seeds(5, 2))):
-        assert model.generate(ids, **options, seed=given).equal(wanted)
     # An end outside the vocabulary, and -1 for none, is what configurations have.
     options["eos_token_id"] = [VOCAB, 50256]
-    assert model.generate(ids, **options, seed=5).equal(wanted)
-
-
-def custom(model: Any, ids: torch.Tensor, chain: ps.Chain, stop_strings: Any) -> Any:
-    """As `generate` calls it, which looks at `stop_strings` itself first."""
-    return ps.custom_generate(
-        model, ids, generation_config=model.generation_config, chain=chain,
-        stop_strings=stop_strings,
-    )  # fmt: skip
-
-
-def test_prompts_are_checked_once_and_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    chain, checked = plain(), []
-    require = arguments.require_ids
-
-    def noting(name: str, ids: Any, vocab_size: int) -> None:
-        checked.append(name)
-        require(name, ids, vocab_size)
-
-    monkeypatch.setattr(arguments, "require_ids", noting)
-    chain.generate([1, 2], 3, eos_token_id=[])
-    list(chain.stream([1, 2], 3, eos_token_id=[]))
-    chain.batch([[1, 2]], 3, eos_token_id=[])
-    assert [name for name in checked if name != "eos_token_id"] == ["input_ids"] * 2 + ["prompts"]
-    given = inputs.prompts("prompts", [[1, 2], [3, 4]], VOCAB)
-    chain.batch(given, 3, eos_token_id=[]).complete()
-    assert given == [[1, 2], [3, 4]]
+    for given in (np.int64(5), torch.tensor(5), ps.row_seeds(5, 2), tuple(ps.row_seeds(5, 2))):
+        assert model.generate(ids, **options, seed=given).equal(wanted)
 
 
 # ---- levels that do not fit each other -----------------------------------------------------------

@@ -53,7 +53,7 @@ def test_stop_ends_a_row_and_no_other() -> None:
     alone = [run(chain, [ROWS[i]]).sequences[0].tolist() for i in (0, 4)]
     batch = chain.batch([ROWS[0]["prompt"], ROWS[4]["prompt"]], **arguments([ROWS[0], ROWS[4]]))
     first = dict(batch.advance())
-    batch.stop(0)
+    batch.end(batch.rows[0])
     batch.complete()
     assert batch.rows[0].tokens[: 1 + len(first[0])] == [*ROWS[0]["prompt"], *first[0]]
     assert batch.rows[0].stats.num_new_tokens == len(first[0]) < 25
@@ -67,7 +67,7 @@ def test_stop_of_an_older_batch_ends_no_row_of_a_newer() -> None:
         chain.batch([[n]], 30, temperature=1.0, seed=0, eos_token_id=[]) for n in (1, 3)
     )
     newer.advance()
-    older.stop(0)
+    older.end(older.rows[0])
     newer.complete()
     assert newer.rows[0].tokens == wanted
     assert older.rows[0].tokens == [1]

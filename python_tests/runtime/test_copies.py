@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ import failing
 import gates
 import pytest
 import torch
-import toy
 import toy_rows
 
 import polyspec_ext as ps
@@ -140,29 +138,3 @@ def test_a_chain_at_work_is_not_copied() -> None:
             with pytest.raises(RuntimeError, match="at work in another thread"):
                 way(chain)
     assert isinstance(first.result, torch.Tensor)
-
-
-def test_copies_work_at_once() -> None:
-    chain = CHAINS["models"]()
-    wanted = generate(chain).sequences
-    found: list[torch.Tensor] = []
-    threads = [
-        threading.Thread(target=lambda own=own: found.append(generate(own).sequences))
-        for own in (chain, copy.deepcopy(chain), copy.deepcopy(chain))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert len(found) == 3
-    assert all(own.equal(wanted) for own in found)
-
-
-def test_a_model_drafter_alone() -> None:
-    """With what its last batch has left in it."""
-    chain = ps.Chain([toy.ToyLevel(5, 1), toy.ToyLevel(5, 2)], [3])
-    chain.generate([0, 1], 9, 1.0)
-    drafter = copy.deepcopy(chain.drafter)
-    again = ps.Chain([toy.ToyLevel(5, 1), drafter], [3])
-    texts = [one.generate([0, 1], 9, 1.0, seed=0).sequences for one in (chain, again)]
-    assert texts[0].equal(texts[1])

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from captured_chains import PROMPTS, level, make, models
-from device_rounds import Unseeing, counted, same, same_without_the_host, watched
-from recorder import WatchedGraphs
+from captured_chains import PROMPTS, level, models
+from device_rounds import counted, same, same_without_the_host, watched
 
 import polyspec_ext as ps
 from polyspec_ext.kv_cache.lengths import RowLengths
-from polyspec_ext.tensors import MemoryKey, RowCounts
+from polyspec_ext.tensors import RowCounts
 
 
 def chains(window: list[int], **options: Any) -> tuple[ps.Chain, ps.Chain]:
@@ -75,23 +74,6 @@ def test_one_synchronisation_per_round(window: list[int], temperature: float) ->
         batch.complete()
     assert seen.synchronisations == 0
     assert seen.reads == batch.stats.levels[0].num_forward_passes > 3
-
-
-def test_a_synchronisation_is_seen() -> None:
-    _, alone = chains([3])
-    engine: Any = alone.engine
-    run = engine._run_steps
-
-    def synchronising(*arguments: Any) -> Any:
-        torch.ones(1).tolist()
-        return run(*arguments)
-
-    engine._run_steps = synchronising
-    with watched(alone) as seen:
-        alone.generate(PROMPTS[0], 9, eos_token_id=[])
-    assert seen.synchronisations == seen.reads > 0
-    with Unseeing(), pytest.raises(AssertionError, match="_local_scalar_dense"):
-        torch.ones(1).item()
 
 
 # ---- what the host has to see --------------------------------------------------------------------
@@ -184,33 +166,6 @@ def test_a_row_of_nans(faulty: int, at: int, first: int) -> None:
     a, b = errors
     assert (b.request, b.level, b.position, b.status) == (a.request, a.level, a.position, a.status)
     assert (b.request, b.level) == (1, faulty + 1)
-
-
-def places_of(keys: Iterable[tuple[Any, ...]]) -> set[MemoryKey]:
-    return {part for key in keys for part in key if isinstance(part, MemoryKey)}
-
-
-def test_a_graph_for_every_number_of_slots_that_attention_reads() -> None:
-    """And for every place that a cache lies at: a replay reads and writes where it was captured."""
-    graphs = WatchedGraphs()
-    chain, _ = make([4, 2], True, graphs=graphs)
-    chain.generate(PROMPTS[0], 80, eos_token_id=[])
-    caches = [one.cache for one in models(chain)]
-    for number, cache in enumerate(caches, 1):
-        places = {place for place in places_of(graphs.keys) if place.owner() is cache}
-        assert len({place.tensors for place in places}) == 1
-        # (A step that only cuts a cache is for any span.)
-        assert {place.span for place in places if place.span} == {32, 64, 128}
-        # A step depends on its own level and those below, which it cuts.
-        owners = [
-            {place.owner() for place in places_of([key])}
-            for key in graphs.keys
-            if key[0] == number and key[1] > 0  # not where the target is alone with a token
-        ]
-        assert all(owned >= set(caches[number - 1 :]) for owned in owners)
-        assert not any(owned & set(caches[: number - 1]) for owned in owners)
-        # And on what the engine keeps for batches of this size, which goes when others come.
-        assert len(set().union(*owners) - set(caches)) == 1
 
 
 def test_attention_reads_the_same_slots_all_through_a_round() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from any_head import head_for
 from captured_chains import PROMPTS, level
-from device_rounds import counted, same, same_without_the_host, watched
+from device_rounds import counted, same, watched
 from recorder import OnADevice, WatchedGraphs
 
 import polyspec_ext as ps
@@ -69,20 +69,6 @@ def chain_of(
     if captured is not None:
         options["graphs"] = captured
     return ps.Chain([*levels, drafter], window, sync_each_step=sync, **options)
-
-
-def passes_without_the_host(out: ps.Output, rounds: list[Any]) -> None:
-    """All but the first, before caches are allocated, and the last, without drafts."""
-    assert len(rounds) >= out.stats.levels[0].num_forward_passes - 2 > 1
-
-
-@some("first tree", "first chain", "hydra")
-def test_a_copy_in_the_target_s_cache(heads: Heads) -> None:
-    followed, alone = (chain_of(heads, [5, 3], shared=True, sync=sync) for sync in (None, False))
-    options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "eos_token_id": []}
-    got, rounds = same_without_the_host(followed, alone, PROMPTS, 40, **options)
-    passes_without_the_host(got, rounds)
-    assert got.stats.levels[0].num_accepted_tokens > 20
 
 
 def test_one_synchronisation_per_round(heads: Heads) -> None:

@@ -290,7 +290,7 @@ def test_a_pass_is_one_replay_one_upload_and_one_read(name, uploads, launches) -
     upload more. A copy in another level's cache is told that level's length."""
     levels, window, options = CHAINS[name]
     counts = Counts()
-    graphs = Graphs(CountingRecorder(counts), progress=False)
+    graphs = Graphs(CountingRecorder(counts))
     chain = ps.Chain(levels(True), window, graphs=graphs, sync_each_step=True, **options)
     for passes in rounds_of(chain, counts):
         assert counts.launches.count("replay") == sum(passes)
@@ -309,7 +309,7 @@ def test_a_head_s_draft_is_few_replays_and_reads(tree, tmp_path, monkeypatch) ->
     drafter = head_for(target, "eagle", tmp_path, tree)
     head = drafter._head
     counts = Counts()
-    graphs = Graphs(CountingRecorder(counts), progress=False)
+    graphs = Graphs(CountingRecorder(counts))
     chain = ps.Chain([target, drafter], [window], graphs=graphs, sync_each_step=True)
     for _ in rounds_of(chain, counts, head):
         assert counts.launches.count("replay") == (1 + window if tree is None else 3)

@@ -30,7 +30,6 @@ from transformers.generation import logits_process as lp
 import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.rules import LogitsRules
-from polyspec_ext.sampling import RequestProcessors
 
 V = 11
 EOS = [1, 4]
@@ -224,21 +223,6 @@ def test_rules_say_whether_they_change_anything() -> None:
     assert not LogitsRules(repetition_penalty=1.0).changes
     assert LogitsRules(bad_words=[[1]]).changes
     assert len({LogitsRules(logit_bias={1: 2}), LogitsRules(logit_bias={1: 2.0})}) == 1
-
-
-def test_processors_of_requests_come_and_go() -> None:
-    processors, logits, prefix = RequestProcessors(), torch.zeros(1, V), torch.tensor([3])
-    twice = LogitsRules(logit_bias={2: 1.0}).for_request(1, (), V)
-    penalty = LogitsRules(logit_bias={2: 1.0}, repetition_penalty=2.0).for_request(0, (), V)
-    processors.add(7, [twice, penalty])
-    assert processors.apply(logits, prefix, 8) is logits
-    assert processors.apply(logits, prefix, 7)[0, 2] == 2.0
-    assert processors
-    processors.remove(7)
-    processors.remove(7)
-    assert not processors
-    assert not processors
-    assert processors.apply(logits, prefix, 7) is logits
 
 
 # ---- through chains ------------------------------------------------------------------------------

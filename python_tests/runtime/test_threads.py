@@ -35,26 +35,6 @@ def test_a_second_call_is_refused(faulty: int, method: str, at: int) -> None:
     assert generate(chain).equal(wanted)
 
 
-def test_one_batch_moved_on_by_two_threads() -> None:
-    chain, gate = setting(1, "forward")
-    wanted = generate(chain)
-    batch = chain.batch(PROMPTS, 12, **OPTIONS)
-    batch.advance()
-
-    def rest() -> list[list[int]]:
-        while batch.advance():
-            pass
-        return [row.tokens for row in batch.rows]
-
-    with Waiting(gate, 2, rest) as first:
-        with pytest.raises(RuntimeError, match=BUSY):
-            batch.advance()
-        with pytest.raises(RuntimeError, match=BUSY):
-            batch.complete()
-    rows = [own[: len(prompt) + 12] for own, prompt in zip(wanted.tolist(), PROMPTS, strict=True)]
-    assert first.result == rows
-
-
 def test_what_is_suspended_or_abandoned_holds_nothing() -> None:
     chain, _ = setting(0, "forward")
     wanted = generate(chain)
@@ -151,16 +131,3 @@ def test_a_call_from_inside_is_refused() -> None:
     assert errors
     assert all("at work in this thread already" in error for error in errors)
     assert batch.rows[0].tokens == wanted[0, : 3 + 12].tolist()
-
-
-def test_a_drafter_that_calls_its_chain() -> None:
-    class Calls(ps.PromptLookup):
-        def propose(self, context: Context, k: int) -> Proposal:
-            if context.round == 1:
-                chain.generate([1], 3)
-            return super().propose(context, k)
-
-    chain = ps.Chain([toy_rows.make(1)[0], Calls()], [3])
-    with pytest.raises(RuntimeError, match="at work in this thread already") as caught:
-        chain.generate([1, 2, 1], 12)
-    assert "in level 2 (prompt lookup)" in str(caught.value.__notes__)  # type: ignore[attr-defined]

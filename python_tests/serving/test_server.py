@@ -545,7 +545,7 @@ def test_slots_that_a_level_cannot_serve_are_refused() -> None:
 
 def with_lookup(captured: bool) -> tuple[ps.Chain, Graphs | None]:
     """A chain whose steps the host follows."""
-    graphs = Graphs(Recorder(), progress=False) if captured else None
+    graphs = Graphs(Recorder()) if captured else None
     levels = [captured_chains.level(i, 2, f"level {i}", captured) for i in range(2)]
     return ps.Chain([*levels, ps.PromptLookup()], [4, 2], graphs=graphs), graphs
 

@@ -49,7 +49,7 @@ def make(
     if not captured:
         return ps.Chain(levels, window, **options), None
     if graphs is None:
-        graphs = Graphs(recorder or Recorder(), progress=False)
+        graphs = Graphs(recorder or Recorder())
     chain = ps.Chain(levels, window, graphs=graphs, sync_each_step=False, **options)
     assert chain.engine.graphs is graphs
     return chain, graphs

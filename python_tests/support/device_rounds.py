@@ -13,7 +13,8 @@ from recorder import READS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyspec_ext as ps
-from polyspec_ext.runtime.rows import Record, StateRows
+from polyspec_ext.runtime.graphs import Queue
+from polyspec_ext.runtime.rows import Record
 from polyspec_ext.stats import LevelStats
 
 # Methods of a tensor that give the host a value.
@@ -24,14 +25,14 @@ READING = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__",
 def counted() -> Iterator[list[Record]]:
     """The rounds without synchronisation meanwhile, as the host reads them."""
     seen: list[Record] = []
-    read = StateRows.read
+    read = Queue.read
 
-    def watched(self: StateRows, record: torch.Tensor) -> Record:
-        seen.append(read(self, record))
+    def watched(self: Queue, record: torch.Tensor, *rest: Any) -> Record:
+        seen.append(read(self, record, *rest))
         return seen[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StateRows, "read", watched)
+        patch.setattr(Queue, "read", watched)
         yield seen
 
 
@@ -91,7 +92,7 @@ def watched(chain: ps.Chain) -> Iterator[Seen]:
     """Counts what the host sees of rounds without synchronisation, and refuses reads."""
     seen, inside = Seen(), False
     engine: Any = chain.engine
-    run, read = engine._run_steps, StateRows.read
+    run, read = engine._run_steps, Queue.read
 
     def blind(*arguments: Any) -> Any:
         nonlocal inside
@@ -101,11 +102,11 @@ def watched(chain: ps.Chain) -> Iterator[Seen]:
         with Unseeing():
             return run(*arguments)
 
-    def reading(self: StateRows, record: torch.Tensor) -> Record:
+    def reading(self: Queue, record: torch.Tensor, *rest: Any) -> Record:
         nonlocal inside
         inside, seen.reads = False, seen.reads + 1
         assert record.dtype == torch.int64
-        return read(self, record)
+        return read(self, record, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         for name in READING:
@@ -117,6 +118,6 @@ def watched(chain: ps.Chain) -> Iterator[Seen]:
 
             patch.setattr(torch.Tensor, name, synchronising)
         patch.setattr(engine, "_run_steps", blind)
-        patch.setattr(StateRows, "read", reading)
+        patch.setattr(Queue, "read", reading)
         yield seen
     assert not inside

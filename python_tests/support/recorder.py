@@ -156,7 +156,7 @@ class WatchedGraphs(Graphs):
 
     def __init__(self, recorder: Any = None) -> None:
         self.recorder = recorder or Recorder()
-        super().__init__(self.recorder, progress=False)
+        super().__init__(self.recorder)
         self.captures: Counter[str] = Counter()
         self.replays: Counter[str] = Counter()
         self.keys: Counter[Any] = Counter()
