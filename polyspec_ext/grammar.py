@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from . import arguments
-from .sampling import MaskSource, Words, masked, stacked
+from .sampling import MaskSource, Words
 
 # Tokenizers in llguidance's form (up to a second each), by tokenizer and vocabulary size.
 _TOKENIZERS: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
@@ -274,3 +274,22 @@ def _tokenizer(tokenizer: Any) -> Any:
 def _message(matcher: Any) -> str:
     # The parser's state follows the message.
     return str(matcher.get_error()).split("\n<state>")[0].strip()
+
+
+def stacked(masks: Sequence[Words | None], vocab_size: int) -> Words:
+    """Return masks (`GrammarMatcher.masks`) as rows of `vocab_size` ids, ``[k, ceil(V / 32)]``."""
+    rows = np.full((len(masks), -(-vocab_size // 32)), -1, np.int32)
+    last = np.int32(-1 if vocab_size % 32 == 0 else (1 << vocab_size % 32) - 1)
+    for row, words in zip(rows, masks, strict=True):
+        if words is None:
+            continue
+        known = min(len(words), len(row))
+        row[:known], row[known:] = words[:known], 0
+        row[-1] &= last
+    return rows
+
+
+def masked(logits: torch.Tensor, allowed: Words) -> torch.Tensor:
+    """Return logits ``[.., V]`` with -inf at the ids that the masks of `stacked` forbid."""
+    bits = np.unpackbits(allowed.view(np.uint8), axis=-1, count=logits.shape[-1], bitorder="little")
+    return logits.masked_fill(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from .drafters.trees import nodes_below as nodes_below
     from .drafters.trees import require_nodes as require_nodes
     from .drafters.trees import require_tree as require_tree
-    from .kv_cache.prefixes import Copies as Copies
-    from .kv_cache.prefixes import Prefixes as Prefixes
+    from .grammar import masked as masked
     from .kv_cache.streaming import streaming_layers as streaming_layers
     from .levels.encoder_decoder import EncoderDecoderLevel as EncoderDecoderLevel
     from .levels.gguf import GgufFile as GgufFile
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from .quantization import trim as trim
     from .rules import LogitsRules as LogitsRules
     from .rules import with_penalty as with_penalty
+    from .runtime.forced import allowed as allowed
     from .runtime.forced import draft_behind as draft_behind
     from .runtime.graphs import CudaRecorder as CudaRecorder
     from .runtime.graphs import Graphs as Graphs
@@ -58,6 +58,10 @@ if TYPE_CHECKING:
     from .runtime.graphs import PlannedStep as PlannedStep
     from .runtime.graphs import Queue as Queue
     from .runtime.graphs import needs_host as needs_host
+    from .runtime.prefixes import Copies as Copies
+    from .runtime.prefixes import Prefixes as Prefixes
+    from .runtime.prefixes import Reading as Reading
+    from .runtime.prefixes import Readings as Readings
 
 NAMES = {
     "chat": (
@@ -73,7 +77,7 @@ NAMES = {
     "drafters.trees": (
         "PendingTree", "TreePass", "draw_paths", "nodes_below", "require_nodes", "require_tree",
     ),
-    "kv_cache.prefixes": ("Copies", "Prefixes"),
+    "grammar": ("masked",),
     "kv_cache.streaming": ("streaming_layers",),
     "levels.encoder_decoder": ("EncoderDecoderLevel",),
     "levels.gguf": (
@@ -86,7 +90,8 @@ NAMES = {
     "policies.adaptive": ("named",),
     "quantization": ("early_exit", "stored_w4", "trim"),
     "rules": ("LogitsRules", "with_penalty"),
-    "runtime.forced": ("draft_behind",),
+    "runtime.forced": ("allowed", "draft_behind"),
+    "runtime.prefixes": ("Copies", "Prefixes", "Reading", "Readings"),
     "runtime.graphs": (
         "CudaRecorder", "Graphs", "Passes", "PlannedStep", "Queue", "needs_host",
     ),

@@ -23,7 +23,7 @@ from ..levels.base import require_same_vocabulary
 from ..policies.adaptive import named
 from ..policies.base import RoundReport, StepReport, WindowPolicy
 from ..runtime.batch import Batch
-from ..runtime.prefill import Reading
+from ..runtime.prefixes import Reading
 from ..runtime.rows import Row
 from ..stats import Stats
 from ..tensors import common_prefix

@@ -20,7 +20,6 @@ from ..policies.base import RoundRecorder, RoundReport, StepReport, WindowPolicy
 from ..sampling import LogitsProcessors, RequestProcessors
 from ..stats import LevelStats, Stats, StatsRecorder
 from .engine import Committed, Engine, Observer
-from .prefill import Reading
 from .rows import Row
 
 _ENDED = operator.attrgetter("ended")
@@ -224,58 +223,55 @@ class Batch:
         return [row.request.seed for row in self.rows]
 
     @property
+    def _readings(self) -> rooms.Readings:
+        return self._engine.caches.readings
+
+    @property
     def admits(self) -> bool:
-        """Return whether texts can be read outside the batch (`Caches.admits`)."""
-        return self._engine.caches.admits
+        """Return whether texts can be read outside the batch (`Readings.admits`)."""
+        return self._readings.admits
 
     # ---- requests that join and leave ------------------------------------------------------------
 
-    def open(self, row: Row) -> Reading:
+    def open(self, row: Row) -> rooms.Reading:
         """Return the reading of the text of a request that will `join`, which begins with the saved
         copies of its prefix."""
         with torch.inference_mode(), self._owner.work(self):
             self._note_models([row])
-            return self._open(row, self._find(row))
+            return self._open(row, self._readings.find(self._prefixes, row))
 
     def _note_models(self, rows: Sequence[Row]) -> None:
         if self._prefixes is not None:
-            models = self._prefixes.forget_unless(self._engine.caches.stamp())
-            for row in rows:
-                row.models = row.models or models
+            self._readings.note_models(self._prefixes, rows)
 
-    def _find(self, row: Row) -> dict[int, rooms.Copies]:
-        if self._prefixes is None:
-            return {}
-        return self._prefixes.find(row.tokens[:-1], self._engine.caches.ahead)
-
-    def _open(self, row: Row, copies: Mapping[int, rooms.Copies]) -> Reading:
-        reading = self._engine.caches.open(row, copies, self._plain)
+    def _open(self, row: Row, copies: Mapping[int, rooms.Copies]) -> rooms.Reading:
+        reading = self._readings.open(row, copies, self._plain)
         for stats in {id(counts): counts for counts in (row.stats, self.stats)}.values():
             stats.num_cached_tokens += reading.begin
         return reading
 
     def _begin_behind(self) -> None:
         """Start the rows from the saved copies of their prefixes, if any."""
-        caches = self._engine.caches
+        caches = self._readings
         levels = caches.can_begin()
-        saved = [self._find(row) for row in self.rows]
+        saved = [caches.find(self._prefixes, row) for row in self.rows]
         if not any(level in copies for copies in saved for level in levels):
             return
         readings = [self._open(*pair) for pair in zip(self.rows, saved, strict=True)]
         caches.extend_all(readings, self._recorder)
         self._engine.fill(readings)
 
-    def read(self, reading: Reading, most: int) -> None:
-        """Read at most `most` tokens of a text with every level (`Caches.extend`)."""
+    def read(self, reading: rooms.Reading, most: int) -> None:
+        """Read at most `most` tokens of a text with every level (`Readings.extend`)."""
         with torch.inference_mode(), self._owner.work(self):
-            self._engine.caches.extend(reading, most, self._recorder)
+            self._readings.extend(reading, most, self._recorder)
 
-    def read_all(self, readings: Sequence[Reading]) -> None:
-        """Read the rest of several texts with every level (`Caches.extend_all`)."""
+    def read_all(self, readings: Sequence[rooms.Reading]) -> None:
+        """Read the rest of several texts with every level (`Readings.extend_all`)."""
         with torch.inference_mode(), self._owner.work(self):
-            self._engine.caches.extend_all(readings, self._recorder)
+            self._readings.extend_all(readings, self._recorder)
 
-    def join(self, rows: Sequence[Row], readings: Sequence[Reading] = ()) -> None:
+    def join(self, rows: Sequence[Row], readings: Sequence[rooms.Reading] = ()) -> None:
         """Add requests to the batch, with the readings of their texts; without readings all texts
         are read again (`Engine.join`)."""
         with torch.inference_mode(), self._owner.work(self):
@@ -312,30 +308,11 @@ class Batch:
         return () if self._reports is None else self._reports.take(row.stats)
 
     def _keep(self, rows: Sequence[Row], begin: bool = False) -> None:
-        """Save copies of the levels' caches for the rows in the caches. With `begin`, levels that
-        save whole rows copy the state after the prompt only."""
-        prefixes, caches = self._prefixes, self._engine.caches
-        if prefixes is None or not rows or self._owner.latest is not self:
-            return
-        levels, whole = caches.kept_by_tokens, caches.kept_by_rows
-        models = prefixes.forget_unless(caches.stamp())
-        for row in rows:
-            in_batch = any(row is other for other in self._engine.slots)
-            if not in_batch or row.error is not None or row.kept == row.committed:
-                continue
-            if row.models is not models:  # changed since
-                row.kept = row.committed
-                continue
-            cached = self._engine.cached(row)
-            lengths = [n if level in levels else 0 for level, n in enumerate(cached, 1)]
-            for level in whole:
-                lengths[level - 1] = 0
-                sizes = row.stats.num_prompt_tokens - 1, cached[level - 1]
-                for size in sizes[: 1 if begin else 2]:
-                    copy = caches.save(row.slot, level, 0, size)
-                    prefixes.add_state(row.tokens[:size], level, copy)
-            prefixes.add(row.tokens, lengths, partial(caches.save, row.slot))
-            row.kept = row.committed
+        """Save copies of the levels' caches for the rows in the caches (`Readings.keep`)."""
+        if self._prefixes is not None and rows and self._owner.latest is self:
+            slots, cached = self._engine.slots, self._engine.cached
+            here = [row for row in rows if any(row is other for other in slots)]
+            self._readings.keep(self._prefixes, here, cached, begin)
 
     # ---- rounds ----------------------------------------------------------------------------------
 

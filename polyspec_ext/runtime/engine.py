@@ -29,7 +29,7 @@ from ..drafters.base import (
 )
 from ..errors import ERROR_BITS, PolyspecError, RequestError, Status, name_place
 from ..levels.base import BatchedLevel, Hidden, InputBlock
-from ..sampling import RequestProcessors, masked
+from ..sampling import RequestProcessors
 from ..stats import StatsRecorder
 from ..tensors import RowCounts, common_prefix
 from .plan import (
@@ -40,7 +40,7 @@ from .plan import (
     default_rounds,
     round_plan,
 )
-from .prefill import Caches, Reading
+from .prefill import Caches
 from .rows import (
     Entry,
     Record,
@@ -183,15 +183,15 @@ class Engine:
             return None
         return rooms.HiddenWindow(batch, torch.device("cpu"))
 
-    def fill(self, readings: Sequence[Reading]) -> None:
+    def fill(self, readings: Sequence[rooms.Reading]) -> None:
         """Start the rows of a new batch from readings of their texts."""
-        self.caches.join(readings, self.slots, self._rows)
+        self.caches.readings.join(readings, self.slots, self._rows)
 
     def _follow(self, slots: Sequence[Row]) -> None:
         self.slots, self._rounds_left = list(slots), 0
         self._recorder.follow([row.stats for row in slots])
 
-    def join(self, new: Sequence[Row], readings: Sequence[Reading] = ()) -> None:
+    def join(self, new: Sequence[Row], readings: Sequence[rooms.Reading] = ()) -> None:
         """Add requests after the rows of the batch; where steps are captured, into the slots of
         complete rows, so that the graphs stay valid. With `readings`, every level has already read
         the new texts but for the last token; without, all levels read all texts again. After an
@@ -210,10 +210,10 @@ class Engine:
         else:
             rows = self._empty_rows(len(new))
             self.caches.begin()
-        together = bool(readings) and (len(slots) == len(new) or self.caches.can_join)
+        together = bool(readings) and (len(slots) == len(new) or self.caches.readings.can_join)
         try:
             if together:
-                self.caches.join(readings, slots, rows)
+                self.caches.readings.join(readings, slots, rows)
         except BaseException:
             self._begin_caches()  # some caches have the new rows
             raise
@@ -659,9 +659,9 @@ class Engine:
         if not processors.only_masks:
             logits = rows.process(processors, logits, step, tree)
         else:
-            words = rows.allowed(processors, logits.shape, step, tree)
+            words = rooms.allowed(rows, processors, logits.shape, step, tree)
             if number > 1 or self._observe is not None:  # others read these rows
-                logits = masked(logits, words)
+                logits = rooms.masked(logits, words)
             else:
                 return logits, torch.from_numpy(words).to(logits.device)
         if number > 1 and logits is not unchanged:

@@ -1,5 +1,5 @@
-"""Tokens forced by a grammar, before a draft: certain, so that every level accepts them. The
-drafter reads them, and drafts after them."""
+"""Grammars in a round: allow-masks of a verification; and forced tokens before a draft, which are
+certain, so that every level accepts them. The drafter reads them, and drafts after them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,29 @@ from dataclasses import replace
 
 import torch
 
+from .. import rooms
 from ..drafters.base import BatchedDrafter, DraftBlock, DraftInput, RowBuffer
+from ..grammar import stacked
+from ..sampling import RequestProcessors, Words
 from ..tensors import IdMap, RowCounts
+from .rows import Rows, Step
+
+
+def allowed(
+    rows: Rows,
+    processors: RequestProcessors,
+    shape: Sequence[int],
+    step: Step,
+    tree: rooms.PendingTree | None,
+) -> Words:
+    """Return the allow-masks ``[B, W, ceil(V / 32)]`` for a verification with logits of `shape`
+    ``[B, W, V]``."""
+    batch, width, vocab_size = shape
+    masks = stacked([None] * (batch * width), vocab_size).reshape(batch, width, -1)
+    for slot, span, prefix in rows.texts(step, tree):
+        count, number = span.stop - span.start, rows.requests[slot]
+        masks[slot, span] = stacked(processors.masks(prefix.tolist(), count, number), vocab_size)
+    return masks
 
 
 def draft_behind(

@@ -21,7 +21,7 @@ from ..inputs import Request
 from ..ops import schedule
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
 from ..ops.verification import put_rows
-from ..sampling import LogitsProcessors, RequestProcessors, Words, stacked
+from ..sampling import LogitsProcessors
 from ..stats import LevelStats, Stats
 from ..tensors import IdMap, RowCounts, RowParameters, moved, on_device
 
@@ -577,30 +577,13 @@ class Rows:
     ) -> torch.Tensor:
         """Return the logits of a verification after the processors, float32."""
         changed = logits.to(torch.float32, copy=True)
-        for slot, rows, prefix in self._texts(step, tree):
+        for slot, rows, prefix in self.texts(step, tree):
             changed[slot, rows] = processors.apply(
                 logits[slot, rows], prefix.to(logits.device), self.requests[slot]
             )
         return changed
 
-    def allowed(
-        self,
-        processors: RequestProcessors,
-        shape: Sequence[int],
-        step: Step,
-        tree: rooms.PendingTree | None,
-    ) -> Words:
-        """Return the allow-masks ``[B, W, ceil(V / 32)]`` for a verification with logits of `shape`
-        ``[B, W, V]``."""
-        batch, width, vocab_size = shape
-        allowed = stacked([None] * (batch * width), vocab_size).reshape(batch, width, -1)
-        for slot, rows, prefix in self._texts(step, tree):
-            count = rows.stop - rows.start
-            masks = processors.masks(prefix.tolist(), count, self.requests[slot])
-            allowed[slot, rows] = stacked(masks, vocab_size)
-        return allowed
-
-    def _texts(
+    def texts(
         self, step: Step, tree: rooms.PendingTree | None
     ) -> Iterator[tuple[int, slice, torch.Tensor]]:
         """Yield for each slot of a step: the slot, a slice of rows of the level's logits, and the

@@ -19,10 +19,9 @@ from .. import arguments, inputs
 from ..chain import Chain
 from ..errors import PolyspecError
 from ..inputs import Parameters, Tokenized
-from ..kv_cache.prefixes import Prefixes
 from ..outputs import alternatives
 from ..runtime.batch import Batch
-from ..runtime.prefill import Reading
+from ..runtime.prefixes import Prefixes, Reading
 from ..runtime.rows import Row
 from ..sampling import Alternatives
 from ..stats import Stats

@@ -70,8 +70,8 @@ FAULTS = (
     Fault(
         "runtime: the core imports captured graphs",
         "polyspec_ext/runtime/engine.py",
-        "from .prefill import Caches, Reading\n",
-        "from .graphs import Queue as Queue\nfrom .prefill import Caches, Reading\n",
+        "from .prefill import Caches\n",
+        "from .graphs import Queue as Queue\nfrom .prefill import Caches\n",
         (
             "python_tests/system/test_structure.py::test_the_core_names_no_room",
             "python_tests/system/test_structure.py::test_the_core_runs_alone",
@@ -379,7 +379,7 @@ FAULTS = (
         "runtime: a draft model reads ids that it does not know",
         "polyspec_ext/runtime/prefill.py",
         "counted = None if min(counts) == tokens.shape[1] else counts\n"
-        "                    tokens = self._config.id_maps[number - 1].to_below(tokens)\n",
+        "                    tokens = self.config.id_maps[number - 1].to_below(tokens)\n",
         "counted = None if min(counts) == tokens.shape[1] else counts\n",
         (
             "python_tests/levels/test_hugging_face.py::test_a_smaller_draft_never_reads_ids_that_it_does_not_know",
@@ -486,8 +486,8 @@ FAULTS = (
         "return next(differ, min(len(one), len(other)))",
         "return next(differ, min(len(one), len(other)) - 1)",
         (
-            "python_tests/kv_cache/test_prefixes.py::test_no_token_is_kept_twice",
-            "python_tests/kv_cache/test_prefixes.py::test_the_least_recently_used_go_first",
+            "python_tests/runtime/test_prefixes.py::test_no_token_is_kept_twice",
+            "python_tests/runtime/test_prefixes.py::test_the_least_recently_used_go_first",
         ),
     ),
     Fault(
@@ -588,24 +588,24 @@ FAULTS = (
     ),
     Fault(
         "kv_cache: a state is found without the token before it",
-        "polyspec_ext/kv_cache/prefixes.py",
+        "polyspec_ext/runtime/prefixes.py",
         "most = lengths.get(ahead[level], 0) - 1",
         "most = lengths.get(ahead[level], 0)",
-        ("python_tests/kv_cache/test_prefixes.py::test_states_of_whole_texts",),
+        ("python_tests/runtime/test_prefixes.py::test_states_of_whole_texts",),
     ),
     Fault(
         "kv_cache: leaves outlive the runs above them",
-        "polyspec_ext/kv_cache/prefixes.py",
+        "polyspec_ext/runtime/prefixes.py",
         "for run, _ in reversed(path):",
         "for run, _ in path:",
-        ("python_tests/kv_cache/test_prefixes.py::test_what_is_found_was_read",),
+        ("python_tests/runtime/test_prefixes.py::test_what_is_found_was_read",),
     ),
     Fault(
         "kv_cache: one state too many is kept",
-        "polyspec_ext/kv_cache/prefixes.py",
+        "polyspec_ext/runtime/prefixes.py",
         "while len(known) > self._most_states:",
         "while len(known) > self._most_states + 1:",
-        ("python_tests/kv_cache/test_prefixes.py::test_states_of_whole_texts",),
+        ("python_tests/runtime/test_prefixes.py::test_states_of_whole_texts",),
     ),
     Fault(
         "kv_cache: sinks stay at their first positions",
@@ -1368,7 +1368,7 @@ FAULTS = (
     ),
     Fault(
         "sampling: ids past the last word are allowed",
-        "polyspec_ext/sampling.py",
+        "polyspec_ext/grammar.py",
         "row[:known], row[known:] = words[:known], 0",
         "row[:known] = words[:known]",
         (
@@ -1491,16 +1491,16 @@ FAULTS = (
     ),
     Fault(
         "inputs: short rows are padded before their new tokens",
-        "polyspec_ext/inputs.py",
-        "table = [row + [pad] * (width - len(row)) for row in rows]",
-        "table = [[pad] * (width - len(row)) + row for row in rows]",
+        "polyspec_ext/tensors.py",
+        "table = [[*row, *[pad] * (width - len(row))] for row in rows]",
+        "table = [[*[pad] * (width - len(row)), *row] for row in rows]",
         ("python_tests/runtime/test_batches.py::test_padding",),
     ),
     Fault(
         "outputs: tokens behind a stop string are counted as new",
-        "polyspec_ext/outputs.py",
-        "                stats.num_new_tokens -= over\n",
-        "                pass\n",
+        "polyspec_ext/runtime/batch.py",
+        "            stats.num_new_tokens -= excess\n",
+        "            pass\n",
         (
             "python_tests/runtime/test_request_options.py::test_stop_strings_cut_the_text_that_would_be[1-True-1.0-token]",
         ),

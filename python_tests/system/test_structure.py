@@ -220,7 +220,7 @@ ROOMS = {
     "captured graphs": {"runtime.graphs"},
     "texts and chats": {"chat"},
     "grammar and rules": {"grammar", "rules", "runtime.forced"},
-    "prefix cache": {"kv_cache.prefixes"},
+    "prefix cache": {"runtime.prefixes"},
     "policies": {"policies.adaptive"},
     "streaming drafts": {"kv_cache.streaming"},
     "GGUF": {"levels.gguf", "ops.blocks"},

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyspec_ext.kv_cache.prefixes import Prefixes
+from polyspec_ext.runtime.prefixes import Prefixes
 
 TEXTS = st.lists(st.integers(0, 1), max_size=9)
 # A text, and how much of it two levels have read.
