@@ -1,10 +1,13 @@
-"""Tables and Markdown for terminals of a fixed width."""
+"""Tables, Markdown and statistics for terminals of a fixed width."""
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Sequence
+
+from .stats import LevelStats, Stats
 
 WIDTH = 80  # columns of the narrowest terminal that tables fit
 _GAP = "  "
@@ -78,3 +81,75 @@ def fitted(markdown: str, width: int = WIDTH) -> str:
             rows = []
         lines += textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""]
     return "\n".join(lines[:-1])
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+
+STATS_WIDTH = 100
+_NAME = 20  # columns of a level's name
+_POSITIONS = 14  # positions that fit in a line
+
+
+def of_stats(stats: Stats) -> str:
+    """Format a line per level, then acceptance by position."""
+    lines = [*_summary(stats), "", *_levels(stats)]
+    verified = [(n, level) for n, level in enumerate(stats.levels, 1) if level.num_drafts]
+    return "\n".join([*lines, *(["", *_positions(verified)] if verified else [])])
+
+
+def _summary(stats: Stats) -> list[str]:
+    several = "" if stats.num_requests == 1 else f"{stats.num_requests} requests, "
+    spent = stats.decode_seconds
+    rate = "-" if math.isnan(stats.tokens_per_second) else f"{stats.tokens_per_second:.1f}"
+    outside = f"{stats.overhead_seconds * 1e3:.1f} ms ({_percent(stats.overhead_seconds, spent)} %)"
+    cached = f" ({stats.num_cached_tokens} in the caches)" if stats.num_cached_tokens else ""
+    return [
+        f"{several}{stats.num_prompt_tokens} prompt tokens{cached}, "
+        f"{stats.num_new_tokens} new tokens, {rate} tokens/s",
+        f"prefill {stats.prefill_seconds * 1e3:.1f} ms, decoding {spent * 1e3:.1f} ms, of which "
+        f"{outside} outside the levels",
+    ]
+
+
+def _levels(stats: Stats) -> list[str]:
+    heads = ("passes", "ms/pass", "time %", "drafts", "drafted", "accepted", "rate", "mean length")
+    widths = [max(7, len(head)) for head in heads]
+    lines = [_line("level", heads, widths)]
+    for number, level in enumerate(stats.levels, 1):
+        passes = level.num_forward_passes
+        mean = f"{level.seconds / passes * 1e3:.2f}" if passes else "-"
+        cells = [str(passes), mean, _percent(level.seconds, stats.decode_seconds)]
+        if level.num_drafts:
+            counts = level.num_drafts, level.num_draft_tokens, level.num_accepted_tokens
+            rates = level.draft_acceptance_rate, level.mean_acceptance_length
+            cells += [*map(str, counts), *(f"{rate:.2f}" for rate in rates)]
+        elif level.num_proposed_tokens:
+            cells += ["", str(level.num_proposed_tokens)]
+        lines.append(_line(f"{number} {level.name}", cells, widths))
+    return lines
+
+
+def _positions(verified: Sequence[tuple[int, LevelStats]]) -> list[str]:
+    longest = max(len(level.num_draft_tokens_per_pos) for _, level in verified)
+    shown = min(longest, _POSITIONS)
+    widths = [4] * shown
+    note = f" (the first {shown} of {longest})" if longest > shown else ""
+    lines = [
+        f"accepted, in % of the blocks that had a token there{note}",
+        _line("at position", [str(i + 1) for i in range(shown)], widths),
+    ]
+    for number, level in verified:
+        rates = level.draft_acceptance_rate_per_pos[:shown]
+        lines.append(_line(f"{number} {level.name}", [f"{100 * r:.0f}" for r in rates], widths))
+    return lines
+
+
+def _line(name: str, cells: Sequence[str], widths: Sequence[int]) -> str:
+    if len(name) > _NAME:
+        name = name[: _NAME - 3] + "..."
+    padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=False))
+    return (name.ljust(_NAME + 2) + " ".join(padded)).rstrip()
+
+
+def _percent(value: float, whole: float) -> str:
+    return f"{100 * value / whole:.1f}" if whole > 0 else "-"

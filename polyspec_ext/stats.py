@@ -22,10 +22,6 @@ _NUMBERS = (
     "num_requests", "num_prompt_tokens", "num_cached_tokens", "num_new_tokens", "tokens_per_second",
     "prefill_seconds", "decode_seconds", "overhead_seconds",
 )  # fmt: skip
-WIDTH = 100
-_NAME = 20  # columns of a level's name
-_POSITIONS = 14  # positions that fit in a line
-
 
 SummaryRow = tuple[str, Sequence[str]]  # name and cells
 
@@ -223,12 +219,6 @@ class Stats:
             rows.append((level.name, cells))
         return html("level", heads, rows, self.speed)
 
-    def table(self) -> str:
-        """Format a line per level, then acceptance by position."""
-        lines = [*_summary(self), "", *_levels(self)]
-        verified = [(n, level) for n, level in enumerate(self.levels, 1) if level.num_drafts]
-        return "\n".join([*lines, *(["", *_positions(verified)] if verified else [])])
-
 
 def html(corner: str, heads: Sequence[str], rows: Sequence[SummaryRow], above: str = "") -> str:
     """Return a table for notebooks, with a line of text above it."""
@@ -341,61 +331,3 @@ def merge(requests: Sequence[Stats]) -> Stats:
                 pairs = zip_longest(getattr(into, name), getattr(level, name), fillvalue=0)
                 setattr(into, name, [sums + blocks for sums, blocks in pairs])
     return total
-
-
-def _summary(stats: Stats) -> list[str]:
-    several = "" if stats.num_requests == 1 else f"{stats.num_requests} requests, "
-    spent = stats.decode_seconds
-    rate = "-" if math.isnan(stats.tokens_per_second) else f"{stats.tokens_per_second:.1f}"
-    outside = f"{stats.overhead_seconds * 1e3:.1f} ms ({_percent(stats.overhead_seconds, spent)} %)"
-    cached = f" ({stats.num_cached_tokens} in the caches)" if stats.num_cached_tokens else ""
-    return [
-        f"{several}{stats.num_prompt_tokens} prompt tokens{cached}, "
-        f"{stats.num_new_tokens} new tokens, {rate} tokens/s",
-        f"prefill {stats.prefill_seconds * 1e3:.1f} ms, decoding {spent * 1e3:.1f} ms, of which "
-        f"{outside} outside the levels",
-    ]
-
-
-def _levels(stats: Stats) -> list[str]:
-    heads = ("passes", "ms/pass", "time %", "drafts", "drafted", "accepted", "rate", "mean length")
-    widths = [max(7, len(head)) for head in heads]
-    lines = [_line("level", heads, widths)]
-    for number, level in enumerate(stats.levels, 1):
-        passes = level.num_forward_passes
-        mean = f"{level.seconds / passes * 1e3:.2f}" if passes else "-"
-        cells = [str(passes), mean, _percent(level.seconds, stats.decode_seconds)]
-        if level.num_drafts:
-            counts = level.num_drafts, level.num_draft_tokens, level.num_accepted_tokens
-            rates = level.draft_acceptance_rate, level.mean_acceptance_length
-            cells += [*map(str, counts), *(f"{rate:.2f}" for rate in rates)]
-        elif level.num_proposed_tokens:
-            cells += ["", str(level.num_proposed_tokens)]
-        lines.append(_line(f"{number} {level.name}", cells, widths))
-    return lines
-
-
-def _positions(verified: Sequence[tuple[int, LevelStats]]) -> list[str]:
-    longest = max(len(level.num_draft_tokens_per_pos) for _, level in verified)
-    shown = min(longest, _POSITIONS)
-    widths = [4] * shown
-    note = f" (the first {shown} of {longest})" if longest > shown else ""
-    lines = [
-        f"accepted, in % of the blocks that had a token there{note}",
-        _line("at position", [str(i + 1) for i in range(shown)], widths),
-    ]
-    for number, level in verified:
-        rates = level.draft_acceptance_rate_per_pos[:shown]
-        lines.append(_line(f"{number} {level.name}", [f"{100 * r:.0f}" for r in rates], widths))
-    return lines
-
-
-def _line(name: str, cells: Sequence[str], widths: Sequence[int]) -> str:
-    if len(name) > _NAME:
-        name = name[: _NAME - 3] + "..."
-    padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=False))
-    return (name.ljust(_NAME + 2) + " ".join(padded)).rstrip()
-
-
-def _percent(value: float, whole: float) -> str:
-    return f"{100 * value / whole:.1f}" if whole > 0 else "-"

@@ -195,7 +195,7 @@ def _print(args: argparse.Namespace, answer: Answer, drawn: bool, colours: Colou
     lines = [] if colours is None else [colours.legend]
     if answer.tokens:
         stats = answer.stats
-        lines.append(stats.table() if args.stats else _figures(stats))
+        lines.append(columns.of_stats(stats) if args.stats else _figures(stats))
         if drawn:
             lines.append(f"--seed {answer.seeds[0]}")
     _note("\n".join(filter(None, [*lines, ending])))

@@ -283,7 +283,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(blocks), end="")
     if args.target is None:
         print(columns.wrapped(SHIPPED), file=sys.stderr)
-    print(stats.table() if args.stats else stats, file=sys.stderr)
+    print(columns.of_stats(stats) if args.stats else stats, file=sys.stderr)
     if args.seed == [None] and samples(request):  # to sample the same text again
         print(f"--seed {','.join(map(str, seeds))}", file=sys.stderr)
     return 0

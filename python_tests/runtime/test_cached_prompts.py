@@ -15,6 +15,7 @@ from small_models import llama
 from transformers import DynamicCache
 
 import polyspec_ext as ps
+from polyspec_ext import columns
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelOutput
 
 V = 97
@@ -190,7 +191,7 @@ def test_nothing_is_kept_unasked_for() -> None:
         list(stream)
         assert stream.stats.num_cached_tokens == held
         told = f"{len(TEXT)} prompt tokens{f' ({held} in the caches)' if held else ''}, 4 new"
-        assert stream.stats.table().startswith(told)
+        assert columns.of_stats(stream.stats).startswith(told)
     for wrong in (1, "yes", None):
         with pytest.raises(TypeError, match="cache_prompt: expected True or False"):
             chain.stream(TEXT, 4, cache_prompt=wrong)  # type: ignore[arg-type]

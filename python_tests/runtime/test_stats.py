@@ -11,11 +11,11 @@ import pytest
 import toy
 
 import polyspec_ext as ps
-from polyspec_ext import tiny
+from polyspec_ext import columns, tiny
 from polyspec_ext.integrations.prometheus import RequestCollector
 from polyspec_ext.policies.base import RoundRecorder, StepReport
 from polyspec_ext.runtime.rows import Origin, origins
-from polyspec_ext.stats import WIDTH, LevelStats, Stats, StatsRecorder, merge
+from polyspec_ext.stats import LevelStats, Stats, StatsRecorder, merge
 
 
 def level(*blocks: tuple[int, int], name: str = "target") -> LevelStats:
@@ -139,7 +139,7 @@ def test_table() -> None:
     target = level((4, 4), (3, 0), (3, 3))
     target.num_forward_passes, target.seconds = 3, 0.3
     stats = Stats([target, drafter], 11, 10, 0.5)
-    lines = stats.table().splitlines()
+    lines = columns.of_stats(stats).splitlines()
     assert lines[0] == "11 prompt tokens, 10 new tokens, 20.0 tokens/s"
     assert "100.0 ms (20.0 %) outside the levels" in lines[1]
     rows = {line.split()[1]: line.split()[2:] for line in lines if line[:1].isdigit()}
@@ -165,11 +165,11 @@ def test_results_are_a_few_lines_and_a_table_in_notebooks() -> None:
 def test_table_fits_a_screen() -> None:
     wide = level(*[(60, n) for n in range(61)], name="a/very-long-organisation/and-a-model-name")
     levels = [wide, *[level((9, 3), name=f"middle {i}") for i in range(5)], LevelStats("drafter")]
-    lines = Stats(levels, 10**6, 10**6, 10**4).table().splitlines()
+    lines = columns.of_stats(Stats(levels, 10**6, 10**6, 10**4)).splitlines()
     assert len(lines) <= 24
-    assert max(map(len, lines)) <= WIDTH
+    assert max(map(len, lines)) <= columns.STATS_WIDTH
     assert "(the first 14 of 60)" in "\n".join(lines)
-    empty = Stats([LevelStats("target")]).table()
+    empty = columns.of_stats(Stats([LevelStats("target")]))
     assert "nan" not in empty
     assert "position" not in empty
 

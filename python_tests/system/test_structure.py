@@ -31,8 +31,8 @@ KNOWN_PRIVATE: set[tuple[str, str]] = set()
 # Folders, and modules that lie in none, from the ground up. Each imports from earlier rows only,
 # and from the root not at all.
 LAYERS = (
-    {"columns", "errors", "files", "progress", "rooms", "stats"},
-    {"arguments", "processor"},
+    {"errors", "files", "progress", "rooms", "stats"},
+    {"arguments", "columns", "processor"},
     {"sampling"},
     {"grammar"},
     {"chat", "ops", "policies", "rules"},
