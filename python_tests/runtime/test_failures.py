@@ -71,38 +71,30 @@ def notes(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize("faulty", [0, 1, 2])
-@pytest.mark.parametrize("at", [1, 2, 5])
-def test_an_exception_in_a_forward_pass(setting: Setting, faulty: int, at: int) -> None:
-    level = setting.levels[faulty]
-    inner = level.model.model.layers[-1]  # the cache of the layers before has been appended to
-    forward = inner.forward
-    error = KeyboardInterrupt("bad kernel") if at == 2 else ValueError("bad kernel")
-    inner.forward = Failing(forward, at, error)
-    with pytest.raises(type(error), match="bad kernel") as caught:
-        setting.generate()
-    inner.forward = forward
-    text = notes(caught.value)
-    if at != 2:
-        assert f"in level {faulty + 1} ({level.name})" in text
-    for number in range(len(setting.prompts) if at != 2 else 0):
-        assert f"request {number} at position " in text
-    setting.is_unharmed()
-
-
-@pytest.mark.parametrize("name", ["prefill", "rollback", "select", "_make"])
-@pytest.mark.parametrize("faulty", [0, 1, 2])
-def test_an_exception_beside_a_forward_pass(faulty: int, name: str) -> None:
-    setting = Setting(PROMPTS)
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [
+        *(("forward", at) for at in (1, 2, 5)),
+        *((n, 1) for n in ("prefill", "rollback", "select", "_make")),
+    ],
+)
+def test_an_exception_in_a_level(faulty: int, name: str, at: int) -> None:
+    """In its last layer, when the caches of the layers before have been appended to; or beside."""
+    setting = Setting(PROMPTS, shared=name == "forward")
     limits = [14, 3, 3, 3]  # rows leave early, so that the caches shrink
     good = setting.chain.generate(PROMPTS, limits, **SAMPLING).sequences
     level = setting.levels[faulty]
     setting.chain.generate(PROMPTS[0], 9, **SAMPLING)  # so that the batch needs another cache
-    right = getattr(level, name)
-    setattr(level, name, Failing(right, 1, MemoryError("no room")))
-    with pytest.raises(MemoryError) as caught:
+    holder: Any = level.model.model.layers[-1] if name == "forward" else level
+    right = getattr(holder, name)
+    error = KeyboardInterrupt("no room") if at == 2 else MemoryError("no room")
+    setattr(holder, name, Failing(right, at, error))
+    with pytest.raises(type(error), match="no room") as caught:
         setting.chain.generate(PROMPTS, limits, **SAMPLING)
-    setattr(level, name, right)
-    assert f"in level {faulty + 1} ({level.name})" in notes(caught.value)
+    setattr(holder, name, right)
+    if at != 2:
+        assert f"in level {faulty + 1} ({level.name})" in notes(caught.value)
+        assert "request 0 at position " in notes(caught.value)
     assert setting.chain.generate(PROMPTS, limits, **SAMPLING).sequences.equal(good)
     setting.is_unharmed()
 
