@@ -303,7 +303,6 @@ class _Run:
                     return self._cut(row, end - self.width)
 
     def _cut(self, row: int, length: int) -> None:
-        """End a row after `length` new tokens, and drop later tokens."""
         over = len(self.texts[row]) - length
         del self.texts[row][length:]
         self.ids[row, self.width + length :] = self.pad or 0

@@ -308,7 +308,6 @@ class Batch:
         return () if self._reports is None else self._reports.take(row.stats)
 
     def _keep(self, rows: Sequence[Row], begin: bool = False) -> None:
-        """Save copies of the levels' caches for the rows in the caches (`Readings.keep`)."""
         if self._prefixes is not None and rows and self._owner.latest is self:
             slots, cached = self._engine.slots, self._engine.cached
             here = [row for row in rows if any(row is other for other in slots)]

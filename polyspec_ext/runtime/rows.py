@@ -324,10 +324,6 @@ class StateRows:
         """Exclude a row from all later steps."""
         self.words[slot, self.shape.ROOM] = 0
 
-    def complete(self) -> torch.Tensor:
-        """Return whether each row is complete, ``[B]`` bool."""
-        return self.words[:, self.shape.ROOM] <= 0
-
     def text(self, slot: int) -> torch.Tensor:
         """Return the text of a row with its pending tokens, ``[N]`` int64 on the CPU."""
         begin = self.shape.text_at

@@ -52,7 +52,7 @@ FAULTS = (
     ),
     Fault(
         "kv_cache: a copy is restored with tokens of another text",
-        "polyspec_ext/kv_cache/prefixes.py",
+        "polyspec_ext/runtime/prefixes.py",
         "copies.setdefault(level, []).append((copy, min(size, count)))",
         "copies.setdefault(level, []).append((copy, size))",
         (
