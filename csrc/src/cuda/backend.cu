@@ -71,8 +71,7 @@ bool is_dependent(CUstream_st* stream) {
     const char* const value = std::getenv("POLYSPEC_DEPENDENT_LAUNCH");
     return value == nullptr || std::strcmp(value, "0") != 0;
   }();
-  return wanted && current_device().clusters &&
-         cuda::is_capturing(Stream::on(stream));
+  return wanted && current_device().clusters && cuda::is_capturing(Stream::on(stream));
 }
 
 DeviceShape current_device() {

@@ -62,7 +62,7 @@ __device__ __forceinline__ float factor_of(SumsShared<kMost>& shared, float lane
 
 // Values and weights of up to kSquares stay in registers, since a row is read once and waited for.
 template <class T>
-__global__ void __launch_bounds__(kNormThreads)
+__global__ void __launch_bounds__(kNormThreads, 1)
     norm_kernel(const __grid_constant__ RmsNormParams p) {
   POLYSPEC_SHARED(SumsShared<kSquares>, shared);
   const int64_t n = p.width, row = blockIdx.x * n;

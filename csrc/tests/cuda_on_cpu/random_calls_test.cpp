@@ -6,8 +6,9 @@
 //   random_calls_test [calls [vocabulary [kinds]]]    `calls` of each kind, vocabularies up to the
 //                                                     one given; kinds: all, verify_f32, layers or
 //                                                     int4
-#include "cuda_runtime.h"  // first, as nvcc includes it
-
+// clang-format off: first, as nvcc includes it
+#include "cuda_runtime.h"
+// clang-format on
 #include <sys/mman.h>
 
 #include <cmath>
