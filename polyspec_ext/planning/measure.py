@@ -7,6 +7,7 @@ and text covers every window (`theory`).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -70,11 +71,7 @@ class Workload:
 
     @classmethod
     def of(cls, max_new_tokens: int, batch: int, options: Parameters) -> Workload:
-        """Return the requests of arguments of `plan`.
-
-        Raises:
-            TypeError, ValueError: as for `Chain.generate`; `max_new_tokens` < 2, or `batch` < 1.
-        """
+        """Return the requests of arguments of `plan`, checked."""
         given: dict[str, Any] = {"temperature": 0.0, "seed": 0, **options}
         seed, eos_token_id = given.pop("seed"), given.pop("eos_token_id", None)
         return cls(
@@ -163,7 +160,6 @@ def considered(levels: Sequence[Any]) -> list[str]:
 
 
 def _vocabulary(thing: Any) -> int | None:
-    """Return the number of ids of the model in a directory; None without a model."""
     if not isinstance(thing, str | Path) or head_of(thing):
         return None
     try:
@@ -332,7 +328,7 @@ class Runner:
     prompts: Sequence[Sequence[int]]
     request: Workload
 
-    @property
+    @functools.cached_property
     def groups(self) -> list[list[list[int]]]:
         """Prompts by call."""
         rows = batches(len(self.prompts), self.request.batch).tolist()
@@ -351,13 +347,13 @@ class Runner:
             every: > 1: the first setting is never cut short, and at each prompt only every
                 `every`-th of the other settings runs, in at least `every` turns.
         """
-        chains, groups = [setting.chain(self.parts) for setting in settings], self.groups
+        chains = [setting.chain(self.parts) for setting in settings]
         share = limit / len(settings)
         for chain in chains:
             self.call(chain, 0, _WARMING * share, max_new_tokens=16)
         calls: list[list[Call]] = [[] for _ in chains]
         start = time.perf_counter()
-        for turn in range(max(repeats * len(groups), every)):
+        for turn in range(max(repeats * len(self.groups), every)):
             over = turn > 0 and time.perf_counter() - start > limit
             if over and turn >= every:
                 break
@@ -372,8 +368,7 @@ class Runner:
 
     def call(self, chain: Chain, turn: int, limit: float, **options: Any) -> Call:
         """Run a call; after `limit` seconds only its first `LEAST` rounds still begin."""
-        groups = self.groups
-        prompts = groups[turn % len(groups)]
+        prompts = self.groups[turn % len(self.groups)]
         began = time.perf_counter()
         batch = chain.batch(prompts, **{**self.request.options(turn), **options})
         stats, tokens, seconds = batch.stats, 0, 0.0
@@ -507,7 +502,7 @@ class Measured:
             sizes = sorted({size for size, _ in rounds})
             nearest = min(sizes, key=lambda size: max(size / window, window / size))
             alike = [(size, level) for size, level in rounds if size == nearest]
-            proposals = _hazards(alike, len(self.remaining))
+            _, proposals = _observed(alike, len(self.remaining))
         none = np.zeros(len(self.remaining))
         levels = tuple(self.accept.get(pair, none) for pair in pairs)
         ends = parts[0], parts[-1]
@@ -732,11 +727,11 @@ def _acceptances(
             measured.accept[pair] = np.concatenate(read)
         else:
             rounds = measured.observed[pair] = seen.get(pair) or seen.get((0, pair[1])) or []
-            measured.proposals[pair] = _hazards(rounds, places)
+            share, measured.proposals[pair] = _observed(rounds, places)
             if parts[pair[1]].trees:
                 measured.trees.add(pair)
             if parts[pair[1]].model:  # which may also verify between two other levels
-                measured.accept[pair] = np.full(places, _share(rounds))
+                measured.accept[pair] = np.full(places, share)
 
 
 def _proposed(
@@ -772,13 +767,8 @@ def _matches(
     return Proposals(accept, counts)
 
 
-def _share(rounds: Sequence[tuple[int, LevelStats]]) -> float:
-    tried, passed = _tested(rounds)
-    return float(passed.sum() / max(tried.sum(), 1))
-
-
-def _tested(rounds: Sequence[tuple[int, LevelStats]]) -> tuple[Floats, Floats]:
-    """Return ``[MOST]`` each, tested and accepted tokens by position. If a proposal or a tree ends
+def _observed(rounds: Sequence[tuple[int, LevelStats]], places: int) -> tuple[float, Proposals]:
+    """Return the share of accepted tokens, and acceptance by position. If a proposal or a tree ends
     before its window, the next token counts as rejected."""
     tried, passed = np.zeros((2, MOST))
     for window, level in rounds:
@@ -786,11 +776,8 @@ def _tested(rounds: Sequence[tuple[int, LevelStats]]) -> tuple[Floats, Floats]:
         reached = [level.num_drafts, *accepted][:window]
         tried[: len(reached)] += reached
         passed[: len(accepted)] += accepted
-    return tried, passed
-
-
-def _hazards(rounds: Sequence[tuple[int, LevelStats]], places: int) -> Proposals:
-    tried, passed = _tested(rounds)
-    hazards = (passed + 4 * _share(rounds)) / (tried + 4)  # near the mean if few were tested
+    share = float(passed.sum() / max(tried.sum(), 1))
+    hazards = (passed + 4 * share) / (tried + 4)  # near the mean if few were tested
     deepest = max((len(level.draft_length_histogram) - 1 for _, level in rounds), default=MOST)
-    return Proposals(np.tile(hazards, (places, 1)), np.full(places, deepest, np.int64))
+    proposals = Proposals(np.tile(hazards, (places, 1)), np.full(places, deepest, np.int64))
+    return share, proposals

@@ -194,14 +194,9 @@ def _first(acceptance: Acceptance, positions: int, batch: int) -> Acceptance:
 
 
 def best_setting(measured: Measured, chain: tuple[int, ...], *, tails: bool = True) -> Setting:
-    """Return the setting with the most tokens per second.
-
-    With two levels all windows are tried; with more, coordinate descent changes a number at a time
-    until no change helps.
-
-    Args:
-        tails: whether the chain may have a tail; not with a drafter of trees.
-    """
+    """Return the setting with the most tokens per second, with `tails` or without, as a drafter of
+    trees needs. With two levels all windows are tried; with more, coordinate descent changes a
+    number at a time until no change helps."""
     count = len(chain) - 1
     if count == 0:
         return Setting(chain)
@@ -294,15 +289,14 @@ def with_trials(
     limit: float,
     most: int | None = TRIED,
 ) -> list[Candidate]:
-    """Run the fastest candidates and plain decoding for a moment, enter `Measured.trials`, and
-    return all candidates with corrected predictions.
+    """Run the `most` fastest candidates and plain decoding for a moment, enter `Measured.trials`,
+    and return all candidates with corrected predictions.
 
     Windows are chosen by measured times, so chains with times too short by chance are chosen more
     often than chains with times too long: without trials, predictions are biased.
 
     Args:
         limit: seconds for all measurements; trials have at least a quarter of them.
-        most: number of chains with a trial, beside plain decoding; None: all.
     """
     began = time.perf_counter()
     plain = next(c for c in some if not c.windows)
@@ -350,8 +344,6 @@ class Plan:
         recommended: with `verify` the fastest chain by measurement, else the first
             candidate; the target alone if speculation does not pay.
         measured: the measurements that the predictions follow from.
-        parts: the levels and drafters.
-        request: the planned requests.
     """
 
     candidates: list[Candidate]

@@ -127,8 +127,8 @@ class RoundRecorder(StatsRecorder):
         rows: Sequence[tuple[int, int, int]],
         seconds: float,
     ) -> None:
-        """Record a step of each active row: tokens and accepted tokens without a tail, and tokens
-        with the tail."""
+        """Record a step of the active rows: tokens and accepted tokens without a tail, and tokens
+        with it."""
         seconds = seconds if self._timed else 0.0
         took = [at for at, entry in enumerate(entries) if entry[0] >= 0]
         width = max((rows[at][2] for at in took), default=0)

@@ -57,15 +57,8 @@ RULES = (
 
 
 class Refusal(Exception):
-    """The HTTP error that answers a request.
-
-    Args:
-        status: HTTP status.
-        message: "field: expected ..., given ...".
-        param: name of the field; None: the field that the message begins with.
-        code: OpenAI's error code.
-        retry_after: seconds.
-    """
+    """The HTTP error that answers a request, with OpenAI's error code and the seconds to the next
+    attempt; `param`: name of the field, or else the field that the message begins with."""
 
     def __init__(
         self,
@@ -738,7 +731,7 @@ class Answers:
         return {**self._object(shown), "usage": usage, **self._measured(choices)}
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """Return the chunk before the text of a choice; None: no chunk."""
+        """Return the chunk before the text of a choice, if any."""
         if self._wanted.chat:
             shown = {"index": index, "delta": {"role": "assistant", "content": ""}}
             return self._chunk({**shown, "logprobs": None, "finish_reason": None})

@@ -95,6 +95,20 @@ FAULTS = (
         ("python_tests/system/test_structure.py::test_private_names_stay_in_their_file",),
     ),
     Fault(
+        "system: the bar of a prompt overwrites a streamed text",
+        "polyspec_ext/progress.py",
+        "        first = list(itertools.islice(rest, 1))\n    yield from first\n    yield from rest\n",
+        "        yield from rest\n",
+        ("python_tests/system/test_chat.py::test_a_long_prompt_is_read_with_a_bar[generate-True]",),
+    ),
+    Fault(
+        "system: weights are counted and not their bytes",
+        "polyspec_ext/progress.py",
+        "counts = [sizes.get(thing[0], mean) for thing in things]",
+        "counts = [1 for thing in things]",
+        ("python_tests/system/test_progress.py::test_models_load_with_a_bar_of_bytes[True]",),
+    ),
+    Fault(
         "system: the docstring of a short private function",
         "polyspec_ext/serving/server.py",
         "def _size(row: Row) -> int:\n",

@@ -443,31 +443,6 @@ def test_trees_are_planned_by_their_depth(clock: Clock) -> None:
     assert times.at(3) == pytest.approx(0.1 + 2e-3 * (1 + 3 + 6 + 12), rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "noise", "chosen"),
-    [(1.07, 1.0, ["draft, 3 paths"]), (2.0, 1.0, ["draft"]), (8.5, 2.0, [])],
-)
-def test_paths_are_chosen_where_tokens_are_cheap(clock, ratio, noise, chosen) -> None:
-    """A pass of 16 tokens takes `ratio` times as long as one of a single token."""
-    each = 0.1 * (ratio - 1) / (16 - ratio)
-
-    def level(name: str, seconds: float, noise: float) -> SlowTreeLevel:
-        return SlowTreeLevel(clock, name, seconds, noise, each * seconds / 0.1)
-
-    drafts = [level("draft", 0.01, noise) for _ in range(2)]
-    given = [level("target", 0.1, 0.0), drafts[0], ps.DraftModel(drafts[1], paths=3)]
-    prompts = [[n, m] for n in range(6) for m in (1, 5)]
-    plan = ps.plan(given, prompts, 24, temperature=1.0, seconds=1e9)
-    some = [one for one in plan.candidates if len(one.parts) == 2]
-    assert {one.levels[1] for one in some} == {"draft", "draft, 3 paths"}
-    assert plan.recommended.levels == ("target", *chosen)
-    ran = ran_again(plan, [*some, plan.plain], prompts, 1)
-    fastest = max(ran, key=lambda one: one.measured_tokens_per_second or 0.0)
-    assert fastest.levels == plan.recommended.levels
-    for one in ran:
-        assert one.error == pytest.approx(0, abs=0.2)
-
-
 def test_trees_below_any_model_have_times_of_their_own(clock: Clock) -> None:
     """Also where a model reads chains alone, below which no tree is planned."""
     target, large, small = (

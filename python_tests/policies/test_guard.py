@@ -407,17 +407,6 @@ def test_a_row_that_would_gain_does_not_slow_the_others_down(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BY_TIMES)
-def test_what_most_rows_gain_counts(name: str) -> None:
-    """Two of three rows accept much: the third waits for them, and all are faster by it."""
-    accept = [0.9, 0.9, 0.1]
-    window, each = best(accept)
-    assert window > 0
-    run = Rows(policies.named(name), accept)
-    run.texts(200)
-    assert run.texts(400) < each * 1.12 < 0.95
-
-
-@pytest.mark.parametrize("name", BY_TIMES)
 def test_another_batch_is_measured_anew(name: str) -> None:
     """Gains of one prompt do not predict gains of eight: plain decoding of eight is timed, then
     two tokens, before windows are chosen; and the policy speculates again for one."""

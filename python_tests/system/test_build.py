@@ -334,14 +334,6 @@ def test_gpu_script_asks_the_device_after_a_step_that_is_late(tmp_path, answers)
         assert "preflight|chosen 7b|" in below
 
 
-def test_gpu_script_names_what_needs_a_build_that_failed(tmp_path: Path) -> None:
-    code, rows, _, _ = gpu_script(tmp_path, cmake="exit 1", python="exit 5")
-    assert code == 1
-    results = dict(rows)
-    assert results["cuda_test"] == results["graph_life_test"] == "not built"
-    assert results["pytest gpu"] == results["sanitizer memcheck"] == "no module"
-
-
 def test_what_the_sanitizer_runs_works_on_the_cpu() -> None:
     """Every operator that has kernels is called."""
     registered = {name.removeprefix("polyspec::").split(".")[0] for name in operator_names()}

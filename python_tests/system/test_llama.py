@@ -242,23 +242,6 @@ def test_an_interrupted_comparison_keeps_what_was_measured(compare, tmp_path, mo
     assert chain["decoding_over_plain"] == pytest.approx(1 / 4)
 
 
-def test_contenders_are_chosen_by_name_or_part(compare: Any) -> None:
-    every = compare.contenders([Path("large"), Path("small")], 4)
-
-    def names(*asked: str) -> list[str]:
-        return [one.name for one in compare.chosen(every, list(asked))]
-
-    assert names("joint") == [
-        "plain",
-        "two levels, block rule, joint policy",
-        "three levels, joint policy",
-    ]
-    assert names("two levels, block rule") == ["plain", "two levels, block rule"]
-    assert compare.chosen(every, None) == every
-    with pytest.raises(SystemExit, match="given a fifth"):
-        names("a fifth")
-
-
 def test_a_peer_takes_turns(compare: Any, tmp_path: Path) -> None:
     """compare.py reads the figures of llama-speculative-simple off what it prints."""
     program = tmp_path / "peer"
