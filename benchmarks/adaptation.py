@@ -1,12 +1,9 @@
 """Compare every window policy with the best fixed windows and an oracle, in simulated time.
 
-Traces of the shipped models on several prompt sets are recorded once: the tokens of greedy texts
-that each level would propose. At temperature 0 the target's text does not depend on the chain
-(contract C5), a token is accepted if it is the argmax of the level above, and the draft tokens of
-the middle level are its greedy continuation of the text. So a round is determined, at each
-position, by whether the middle's argmax is the target's and whether the drafter's is the middle's.
-After a token of the middle that the target rejects, the drafter follows the middle's continuation,
-which is recorded too.
+Traces of the shipped models on several prompt sets are recorded once. At temperature 0 the target's
+text does not depend on the chain (contract C5). So a round is determined, at each position, by
+whether the middle's argmax is the target's and whether the drafter's is the middle's, and after a
+token of the middle that the target rejects, by the middle's continuation.
 
 Numbers are about the texts at odd positions of a set, the held-out half. Policies' defaults and the
 fixed windows of earlier searches come from the other half (`--half tuning`).
@@ -32,7 +29,6 @@ from benchmarks import output, questions
 from polyspec_ext import progress, tiny
 from polyspec_ext._C import PolicyKind, Scheduler
 from polyspec_ext.chain import Chain
-from polyspec_ext.cli import options
 from polyspec_ext.levels import load_model
 from polyspec_ext.planning.measure import pass_seconds
 from polyspec_ext.policies import (
@@ -48,6 +44,7 @@ from polyspec_ext.policies import (
 from polyspec_ext.runtime.plan import default_rounds
 
 LENGTH = 128  # new tokens of a recorded text
+PROMPTS = 24  # of each set
 BRANCH = 24  # recorded tokens after a rejected token
 TUNING, HELD_OUT = "tuning", "held-out"
 _WIDEST = 64  # tokens of a pass, at most
@@ -133,7 +130,7 @@ class Traces:
         return cls(sets, saved["seconds"])
 
 
-def prompt_sets(count: int) -> dict[str, list[list[int]]]:
+def prompt_sets(count: int = PROMPTS) -> dict[str, list[list[int]]]:
     """Return ids of `count` prompts of each set with a file beside the repository, and of random
     prompts."""
     data = questions.GSM8K.parent
@@ -160,15 +157,14 @@ def prompt_sets(count: int) -> dict[str, list[list[int]]]:
 
 
 @torch.inference_mode()
-def record(sets: dict[str, list[list[int]]], length: int) -> Traces:
-    """Record texts of at most `length` new tokens, and pass times of this processor."""
+def record(sets: dict[str, list[list[int]]], length: int) -> dict[str, list[Text]]:
+    """Record texts of at most `length` new tokens."""
     with progress.loading(shown=False):
         models = {name: load_model(tiny.path(name), torch.float32) for name in tiny.LEVELS}
-    texts = {
+    return {
         name: [_text(models, prompt, length) for prompt in prompts]
         for name, prompts in sets.items()
     }
-    return Traces(texts, measured_seconds())
 
 
 def measured_seconds() -> dict[str, dict[int, float]]:
@@ -312,10 +308,6 @@ def all_windows(levels: int) -> list[list[int]]:
     ]
 
 
-def policy_of(name: str, levels: int, **options: Any) -> Adaptive:
-    return POLICIES[name](max_windows=LIMITS[levels], **options)
-
-
 def prompt_orders(sets: dict[str, list[Text]]) -> dict[str, list[Text]]:
     """Return the sets; `MIXED`, a text of each set in turns; `CHANGING`, half of the language set
     with the highest acceptance of the drafter, then half of the set with the lowest; and texts with
@@ -365,7 +357,8 @@ def compared(traces: list[Trace], others: list[Trace], costs: Costs, start: list
     }
     rows[HALVES] = {"speed": sum(sizes) / seconds}
     for name in POLICIES:
-        speed = replay(traces, costs, policy_of(name, levels, guard=True), start)
+        policy = POLICIES[name](max_windows=LIMITS[levels], guard=True)
+        speed = replay(traces, costs, policy, start)
         rows["as shipped, guarded" if name == "fixed" else name] = {"speed": speed}
     rows["oracle"] = {"speed": oracle(traces, costs, choices)}
     return rows
@@ -383,7 +376,7 @@ def overhead(levels: int) -> dict[str, float]:
     report = RoundReport(0, windows, text, 4, steps)
     plain = report._replace(committed=1, steps=[StepReport(1, 0, 0, 0, 1, 1e-2)])
     for name in POLICIES:
-        policy = policy_of(name, levels) if levels in LIMITS else POLICIES[name]()
+        policy = POLICIES[name](max_windows=LIMITS.get(levels))
         policy.next(RoundReport(0, windows, text, 0))
         times = []
         for _ in range(20):
@@ -398,15 +391,13 @@ def overhead(levels: int) -> dict[str, float]:
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure; return the JSON report."""
-    if args.prompts < 2:
-        raise ValueError(f"--prompts: expected 2 or more, given {args.prompts}")
     report = output.header("adaptation", 3)
     report["overhead_us"] = {str(n): overhead(n) for n in (2, 3, 4)}
     if args.traces and args.traces.exists():
         traces = Traces.read(args.traces)
     else:
         progress.note("recording the traces, which takes a few minutes")
-        traces = record(prompt_sets(2 * args.prompts), LENGTH)
+        traces = Traces(record(prompt_sets(), LENGTH), measured_seconds())
         if args.traces:
             traces.save(args.traces)
     other = TUNING if args.half == HELD_OUT else HELD_OUT
@@ -425,10 +416,9 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def markdown(report: dict[str, Any]) -> str:
     """Return the report as tables."""
-    where, overheads = report["machine"], report["overhead_us"]
-    lines = [f"# Window policies, {where['cpu']}", ""]
-    lines += [f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}.", ""]
-    lines += ["Microseconds per round:", ""]
+    overheads = report["overhead_us"]
+    lines = [f"# Window policies, {report['machine']['cpu']}", ""]
+    lines += [f"{output.conditions(report)}.", "", "Microseconds per round:", ""]
     lines += output.table(
         ["policy", *(f"{n} levels" for n in overheads)],
         ([name, *(f"{us[name]:.1f}" for us in overheads.values())] for name in POLICIES),
@@ -447,7 +437,6 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 OPTIONS = (
-    ("--prompts", options.COUNT, 12, "N", "of each set, in either half"),
     ("--half", (HELD_OUT, TUNING), HELD_OUT, None, "chosen by looking at numbers: on tuning"),
     ("--traces", Path, None, "FILE", "read the traces from FILE, or record them there"),
 )

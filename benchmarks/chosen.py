@@ -12,17 +12,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import json
 import statistics
+import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 import polyspec_ext as ps
-from benchmarks import measuring, output, replays
+from benchmarks import measuring, output
 from benchmarks.shapes import SHAPES, Shape, random_head, random_model, require_memory, weight_bytes
 from polyspec_ext import progress
 from polyspec_ext.cli import options
@@ -34,7 +39,7 @@ from polyspec_ext.quantization import quantize_w4
 
 PLAIN, EAGER = "plain decoding", "plain decoding, no graphs"
 SYNC = ", followed by the host"
-FUSED = "fused layers: "  # of the target and its head; the W4 copy always has them
+FUSED = "fused layers: "  # on CUDA
 W4, HEAD, DRAFT = "W4 copy", "EAGLE head", "draft"
 DRAFT_SHAPE = SHAPES["qwen2.5-0.5b"]
 LARGE = 1.0e4  # logit of the table's token
@@ -54,10 +59,10 @@ class ChosenLevel(HuggingFaceLevel):
 
     # Set after the checks of a new level, which need the model's logits.
     tables: Tables | None = None
-    table: torch.Tensor  # [P], the token at each position
+    table: torch.Tensor  # [P] of `tables`, the token at each position
 
     def choose(self, tables: Tables, table: torch.Tensor) -> None:
-        """Answer with the tokens of `table`, which is one of `tables`."""
+        """Answer with the tokens of a table."""
         self.tables, self.table = tables, table
 
     def run(self, block: InputBlock) -> LevelOutput:
@@ -93,18 +98,11 @@ def choosing_draw(table: torch.Tensor) -> Callable[..., torch.Tensor]:
 
 class Tables:
     """Tokens by position of the target and the levels below. Ids of the text are in
-    ``[2, vocab)``; 1 and 0 are rejected. The tensors keep their addresses.
-
-    Args:
-        length: positions, more than the longest text has.
-
-    Attributes:
-        numbers: 0, 1, 2, ..., from which positions are added without another operator.
-    """
+    ``[2, vocab)``; 1 and 0 are rejected. The tensors keep their addresses."""
 
     def __init__(self, length: int, vocab: int, device: torch.device) -> None:
         self._random = torch.Generator().manual_seed(0)
-        self.numbers = torch.arange(length, device=device)
+        self.numbers = torch.arange(length, device=device)  # positions are added to these
         text = torch.randint(2, vocab, (length,), generator=self._random)
         self.target = text.to(device)
         self.second, self.third, self.below = (self.target.clone() for _ in range(3))
@@ -174,76 +172,59 @@ class Row:
 
 
 class ChosenChains:
-    """The models of a shape, a small model, and their chains with a chosen acceptance.
+    """The models of a shape, a small model, and their chains with a chosen acceptance: each level
+    below the target twice, for chains of two levels and of three.
 
     Args:
         prompt: tokens of a prompt.
         tokens: new tokens of a text.
         words: of `CHAINS`, the chains to time.
-        fused: on CUDA, leave out the chains without fused layers.
         sync: add each chain with rounds that the host follows.
     """
 
     def __init__(
         self, shape: Shape, draft: Shape, device: str, prompt: int, tokens: int,
-        words: Sequence[str] = tuple(CHAINS), fused: bool = False, sync: bool = False,
+        words: Sequence[str] = tuple(CHAINS), sync: bool = False,
     ) -> None:  # fmt: skip
         self.prompt, self.tokens, self.sync = prompt, tokens, sync
-        self.device = torch.device(device)
-        self.latest: list[Row] = []
+        self.cuda, self.latest = device == "cuda", list[Row]()
         self.chains = [CHAINS[word] for word in words]
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        dtype = torch.bfloat16 if self.cuda else torch.float32
         model = random_model(shape, dtype, device)
         group = next(g for g in (128, 64, 32) if shape.hidden % g == 0 and shape.inner % g == 0)
         small = random_model(replace(draft, vocab=shape.vocab), dtype, device)
         positions = model.config.max_position_embeddings + 256
-        self.tables = tables = Tables(positions, shape.vocab, self.device)
+        self.tables = tables = Tables(positions, shape.vocab, torch.device(device))
         quantised = quantize_w4(model, group)
-        packs = (False, True)[fused:] if device == "cuda" else (False,)
-        self.parts = [_Levels(pack, shape, model, quantised, small, tables) for pack in packs]
+        self.target = ChosenLevel(model, name="target", pack=self.cuda)
+        copy = ChosenLevel(quantised, name=W4, shares_cache_with=self.target)
+        drafts = [ChosenLevel(small, name=DRAFT, pack=self.cuda) for _ in range(2)]
+        lowest = (tables.below, tables.third)
+        for level, table in zip(
+            (self.target, copy, *drafts), (tables.target, tables.second, *lowest), strict=True
+        ):
+            level.choose(tables, table)
+        network = random_head(shape, self.target)
+        heads = [Eagle(network, name=HEAD, draw=choosing_draw(table)) for table in lowest]
+        self.by_name: dict[str, list[Any]] = {W4: [copy, copy], DRAFT: drafts, HEAD: heads}
 
     def rows(self, outer: float, inner: float, batch: int = 1) -> list[Row]:
         """Draw the tables of a pair of acceptances; return its chains, plain decoding first."""
         self.tables.draw(outer, inner)
-        add = partial(
-            Row, outer=outer, inner=inner, prompt=self.prompt, tokens=self.tokens, batch=batch
-        )
-        rows = []
-        for levels in self.parts:
-            prefix = FUSED if levels.pack else ""
-            rows.append(add(prefix + PLAIN, chain=ps.Chain([levels.target])))
-            if self.device.type == "cuda" and not levels.pack:
-                rows.append(add(EAGER, chain=ps.Chain([levels.target], graphs=False)))
-            for below, window in self.chains:
-                three = len(below) > 1
-                acceptance = (outer, inner) if three else (outer if below == (W4,) else inner,)
-                label = prefix + " <- ".join(("target", *below))
-                members = [levels.target, *(levels.by_name[name][three] for name in below)]
-                for sync in (None, True)[: 1 + self.sync]:
-                    chain = ps.Chain(members, list(window), sync_each_step=sync)
-                    rows.append(add(label + SYNC * bool(sync), chain=chain, acceptance=acceptance))
+        prefix, prompt, tokens = FUSED * self.cuda, self.prompt, self.tokens
+        add = partial(Row, outer=outer, inner=inner, prompt=prompt, tokens=tokens, batch=batch)
+        rows = [add(prefix + PLAIN, chain=ps.Chain([self.target]))]
+        if self.cuda:
+            rows.append(add(prefix + EAGER, chain=ps.Chain([self.target], graphs=False)))
+        for below, window in self.chains:
+            three = len(below) > 1
+            acceptance = (outer, inner) if three else (outer if below == (W4,) else inner,)
+            members = [self.target, *(self.by_name[name][three] for name in below)]
+            for sync in (None, True)[: 1 + self.sync]:
+                label = prefix + " <- ".join(("target", *below)) + SYNC * bool(sync)
+                chain = ps.Chain(members, list(window), sync_each_step=sync)
+                rows.append(add(label, chain=chain, acceptance=acceptance))
         return rows
-
-
-class _Levels:
-    """The levels of a shape with fused layers, or without: each below the target twice, for chains
-    of two levels and of three."""
-
-    def __init__(
-        self, pack: bool, shape: Shape, model: Any, quantised: Any, small: Any, tables: Tables
-    ) -> None:
-        self.pack = pack
-        self.target = ChosenLevel(model, name="target", pack=pack)
-        copy = ChosenLevel(quantised, name=W4, shares_cache_with=self.target)
-        drafts = [ChosenLevel(small, name=DRAFT, pack=pack) for _ in range(2)]
-        lowest = (tables.below, tables.third)
-        self.target.choose(tables, tables.target)
-        copy.choose(tables, tables.second)
-        for draft, table in zip(drafts, lowest, strict=True):
-            draft.choose(tables, table)
-        network = random_head(shape, self.target)
-        heads = [Eagle(network, name=HEAD, draw=choosing_draw(table)) for table in lowest]
-        self.by_name: dict[str, list[Any]] = {W4: [copy, copy], DRAFT: drafts, HEAD: heads}
 
 
 def measure(
@@ -266,6 +247,45 @@ def measure(
         done += latest
 
 
+def replays(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the replays of captured graphs in a trace of torch's profiler, the longest in total
+    first: their kernels and the gaps between them, in microseconds. Nodes of a launch have one
+    correlation; replays with the same nodes in the same order are one row with medians."""
+    launches: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            launches[event["args"]["correlation"]].append(event)
+    kinds: dict[tuple[str, ...], list[list[dict[str, Any]]]] = defaultdict(list)
+    for nodes in launches.values():
+        if len(nodes) > 1:
+            nodes.sort(key=lambda node: float(node["ts"]))
+            kinds[tuple(node["name"] for node in nodes)].append(nodes)
+    rows = []
+    for names, same in kinds.items():
+        spans = [nodes[-1]["ts"] + nodes[-1]["dur"] - nodes[0]["ts"] for nodes in same]
+        columns = zip(*([float(node["dur"]) for node in nodes] for nodes in same), strict=True)
+        times, span = list(map(statistics.median, columns)), statistics.median(spans)
+        by_name: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+        for name, microseconds in zip(names, times, strict=True):
+            by_name[name][0] += 1
+            by_name[name][1] += microseconds
+        row = {"replays": len(same), "nodes": len(names), "us": span, "gaps_us": span - sum(times)}
+        row["by_name"] = dict(sorted(by_name.items(), key=lambda item: -item[1][1]))
+        rows.append(row)
+    return sorted(rows, key=lambda row: -row["replays"] * row["us"])
+
+
+def trace_of(call: Callable[[], object]) -> list[dict[str, Any]]:
+    """Return the events of a call as torch's profiler exports them; times in microseconds."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        call()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        recorded.export_chrome_trace(str(file))
+        events: list[dict[str, Any]] = json.loads(file.read_text())["traceEvents"]
+    return events
+
+
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure; return the JSON report, written to ``--json-file`` after every call."""
     end = time.perf_counter() + (args.seconds or float("inf"))
@@ -274,12 +294,13 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     layers = args.layers or shape.layers
     if layers > shape.layers:
         raise ValueError(f"--layers: expected an integer in [1, {shape.layers}], given {layers}")
+    if wrong := [word for word in args.chains if word not in CHAINS]:
+        raise ValueError(f"--chains: expected some of {', '.join(CHAINS)}, given {wrong[0]!r}")
     reduced = replace(shape, layers=layers)
     draft = replace(DRAFT_SHAPE, layers=min(layers, DRAFT_SHAPE.layers))
     require_memory(reduced, args.device, "; --layers N makes fewer")
-    settings = {
-        name: getattr(args, name) for name in ("shape", "prompt", "max_new_tokens", "repeats")
-    }
+    names = ("shape", "prompt", "max_new_tokens", "repeats")
+    settings = {name: getattr(args, name) for name in names}
     report = {
         **output.header("shapes", 3, args.device),
         "settings": {**settings, "layers": layers, "of_layers": shape.layers, "warm_up": WARM_UP},
@@ -287,9 +308,9 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     }
     chains = ChosenChains(
         reduced, draft, args.device, args.prompt, args.max_new_tokens,
-        args.chains, args.fused, args.sync_each_step,
+        args.chains, args.sync_each_step,
     )  # fmt: skip
-    report["weight_bytes"] = weight_bytes(chains.parts[0].target.model)
+    report["weight_bytes"] = weight_bytes(chains.target.model)
     report["rows"] = []
     for report["rows"] in measure(chains, args.acceptance, args.repeats, args.batch):
         output.save(args, report)
@@ -298,7 +319,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     if args.profile:
         # All sizes are captured: the rows of the last pair of acceptances have run.
         report["replays"] = [
-            {"label": row.label, "graphs": replays.replays(replays.trace_of(partial(row.call, 32)))}
+            {"label": row.label, "graphs": replays(trace_of(partial(row.call, 32)))}
             for row in chains.latest
         ]
         output.save(args, report)
@@ -361,21 +382,14 @@ def _pair(text: str) -> tuple[float, float]:
     raise argparse.ArgumentTypeError(f"{expected}, given {text!r}")
 
 
-def _chain(text: str) -> str:
-    if text not in CHAINS:
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(CHAINS)}, given {text!r}")
-    return text
-
-
 OPTIONS = (
     ("--shape", tuple(SHAPES), "llama2-7b", None, "of the target"),
     "--device",
     ("--layers", options.COUNT, None, "N", "make so many of the layers"),
     ("--acceptance", options.listed(_pair), [(0.93, 0.7), (0.97, 0.8)], "A:B,...",
      "of the W4 copy's tokens by the target, and of the drafter's by the level above it"),
-    ("--chains", options.listed(_chain), list(CHAINS), "WORD,...", f"of {', '.join(CHAINS)}"),
+    ("--chains", options.words, list(CHAINS), "WORD,...", f"of {', '.join(CHAINS)}"),
     ("--batch", options.COUNTS, [1], "N,...", "texts of a call"),
-    ("--fused", "on CUDA, leave out the chains without fused layers"),
     ("--sync-each-step", "add every chain with rounds that the host follows"),
     ("--profile", "take the replays of every chain's graphs apart, into the JSON"),
     ("--prompt", options.COUNT, 32, "N", "tokens of a prompt"),

@@ -17,21 +17,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from benchmarks import output
+from benchmarks import measuring, output
 from benchmarks import questions as asked
 from benchmarks.engines import LLAMA_OPTIONS, engines_of
-from benchmarks.measuring import (
-    Answer,
-    Decode,
-    Request,
-    chain_call,
-    compared,
-    generate_call,
-    is_lossless,
-    rotated,
-    timed,
-    verdict,
-)
+from benchmarks.measuring import Answer, Decode, Request, chain_call
 from benchmarks.methods import load_level
 from polyspec_ext import columns, progress, tiny
 from polyspec_ext.chain import Chain
@@ -56,7 +45,6 @@ OPTIONS: tuple[Any, ...] = (
     ("--planning", options.number(0), 20, "S", "seconds to choose the shipped models' chains"),
     ("--repeats", options.COUNT, 3, "N", "runs per question"),
     ("--seconds", options.number(0), 75, "S", "after which no repeat begins"),
-    "--temperature", "--seed",
 )  # fmt: skip
 
 
@@ -67,21 +55,15 @@ class Entry:
     label: str
     decode: Decode
     window: Sequence[int] = ()  # of a chain; empty: plain decoding
-    plain: str | None = None  # label of another engine's reference texts
+    plain: str = PLAIN  # label of the reference texts
     rates: list[float] = field(default_factory=list)  # tokens per second, by repeat
     calls: list[Stats] = field(default_factory=list)  # of our engine
     texts: list[list[int]] = field(default_factory=list)  # of the last repeat
 
-    def record(self, answers: Sequence[tuple[Answer, float]]) -> None:
-        """Record the answers of a repeat, each with its seconds."""
-        self.texts = [answer.texts[0] for answer, _ in answers]
-        self.rates.append(sum(map(len, self.texts)) / sum(seconds for _, seconds in answers))
-        self.calls += [answer.stats for answer, _ in answers if answer.stats is not None]
-
     @property
-    def stats(self) -> Stats | None:
-        """Sum over all calls; None for other engines."""
-        return merge(self.calls) if self.calls else None
+    def ours(self) -> bool:
+        """Whether the reference texts are ours: another engine has another form of the target."""
+        return self.plain == PLAIN
 
     def rate(self) -> float:
         """Return tokens per second: the median of the repeats."""
@@ -106,13 +88,15 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     if shipped:
         levels, prompts = tiny.levels(), tiny.prompt_ids(questions)
         progress.phase("choosing the fastest chains of two and of three levels")
-        chains = planned_chains(levels, prompts, args)
+        parts, seconds = [*levels.values(), "prompt-lookup"], args.planning
+        planned = plan(parts, prompts, args.max_new_tokens, seconds=seconds)
+        best = [next(x for x in planned.candidates if len(x.levels) == count) for count in (2, 3)]
+        chains = [planned.chain(candidate) for candidate in best]
     else:
         levels, chains = chains_of(args.target, args.draft)
         prompts = [prompt_of_text(tokenizer, text).input_ids for text in questions]
     report = output.header("demo", 1)
-    sampling = {"temperature": args.temperature, "seed": args.seed}
-    stream = chains[-1].stream(prompts[0], args.max_new_tokens, **sampling)
+    stream = chains[-1].stream(prompts[0], args.max_new_tokens)
     if args.json:
         text = tokenizer.decode(list(stream), skip_special_tokens=True)
     else:
@@ -120,37 +104,33 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         text = print_text(stream, tokenizer)
         words = f"({_label(chains[-1]).partition(':')[0]}: {stream.stats.speed})\n"
         print(columns.wrapped(words + (SHIPPED if shipped else "")), end="\n\n", flush=True)
-    target = levels["target"]
-    entries = contenders(target, chains)
-    about = {}
+    target, about = levels["target"], {}
+    eos = frozenset(target.eos_token_ids)
+    generate = partial(measuring.generate_call, target.model, eos)
+    entries = [Entry(PLAIN, partial(chain_call, Chain([target]))), Entry(GENERATE, generate)]
+    with contextlib.suppress(ValueError):  # where nothing can be packed
+        other = HuggingFaceLevel(target.model, pack=not target.pack)
+        how = ", packed" if other.pack else ", weights as torch keeps them"
+        entries.append(Entry(PLAIN + how, partial(chain_call, Chain([other]))))
+    for chain in chains:
+        entries.append(Entry(_label(chain), partial(chain_call, chain), list(chain.window)))
     for engine in engines:
         labels = {variant.key: variant.label for variant in engine.variants}
         for variant in engine.variants:
-            decode = engine.decoder(variant.key, frozenset(target.eos_token_ids))
+            decode = engine.decoder(variant.key, eos)
             entries.append(Entry(variant.label, decode, plain=labels[variant.plain]))
             about[variant.label] = f"{engine.version}; {engine.flags(variant.key)}"
     repeats, interrupted = _measure(entries, prompts, args)
     table = {
         "prompts": len(prompts),
         "repeats": repeats,
-        **{name: getattr(args, name) for name in ("max_new_tokens", "temperature")},
-        **rows_of(entries, prompts, target.model, args.temperature),
+        "max_new_tokens": args.max_new_tokens,
+        "temperature": 0.0,
+        **rows_of(entries, prompts, target.model),
         "engines": about,
         "choices": {name: level_line(level) for name, level in levels.items()},
     }
     return {**report, "text": text, "tables": [table], "interrupted": interrupted}
-
-
-def planned_chains(
-    levels: dict[str, HuggingFaceLevel], prompts: list[list[int]], args: argparse.Namespace
-) -> list[Chain]:
-    """Return the chains of two and of three levels that the planner predicts to be the fastest."""
-    made = plan(
-        [*levels.values(), "prompt-lookup"], prompts, args.max_new_tokens,
-        temperature=args.temperature, seconds=args.planning,
-    )  # fmt: skip
-    best = [next(x for x in made.candidates if len(x.levels) == count) for count in (2, 3)]
-    return [made.chain(candidate) for candidate in best]
 
 
 def chains_of(target: str, draft: str | None) -> tuple[dict[str, HuggingFaceLevel], list[Chain]]:
@@ -172,20 +152,6 @@ def chains_of(target: str, draft: str | None) -> tuple[dict[str, HuggingFaceLeve
     return levels, chains
 
 
-def contenders(target: HuggingFaceLevel, chains: list[Chain]) -> list[Entry]:
-    """Return plain decoding of a target in several ways, and chains."""
-    generate = partial(generate_call, target.model, frozenset(target.eos_token_ids))
-    plain = partial(chain_call, Chain([target]))
-    entries = [Entry(PLAIN, plain), Entry(GENERATE, generate)]
-    with contextlib.suppress(ValueError):  # where nothing can be packed
-        other = HuggingFaceLevel(target.model, pack=not target.pack)
-        how = ", packed" if other.pack else ", weights as torch keeps them"
-        entries.append(Entry(PLAIN + how, partial(chain_call, Chain([other]))))
-    for chain in chains:
-        entries.append(Entry(_label(chain), partial(chain_call, chain), list(chain.window)))
-    return entries
-
-
 def _label(chain: Chain) -> str:
     return f"{'three' if len(chain.names) == 3 else 'two'} levels: {', '.join(chain.names)}"
 
@@ -199,27 +165,27 @@ def _measure(
     progress.phase(
         f"measuring {len(entries)} configurations: {count} questions, {args.repeats} repeats"
     )
-
-    def request(at: int, tokens: int = args.max_new_tokens) -> Request:
-        seed = args.seed + repeats * count + at
-        return Request([prompts[at]], tokens, args.temperature, [seed])
-
     for entry in entries:
-        entry.decode(request(0, 12 if args.target else args.max_new_tokens))
+        tokens = 12 if args.target else args.max_new_tokens
+        entry.decode(Request(prompts[:1], tokens, 0.0, [0]))
     began, left = time.monotonic(), True
     try:
         with progress.bar(
             total=args.repeats * count * len(entries), desc="measuring", leave=False
         ) as bar:
             while left and repeats < args.repeats:
-                done: dict[str, list[Any]] = {entry.label: [] for entry in entries}
-                for at in range(count):
-                    for entry in rotated(entries, at + repeats, 1):
-                        answer = timed(entry.decode, request(at), time.perf_counter)
+                done: dict[str, list[tuple[Answer, float]]] = {entry.label: [] for entry in entries}
+                for at, prompt in enumerate(prompts):
+                    request = Request([prompt], args.max_new_tokens, 0.0, [0])
+                    for entry in measuring.rotated(entries, at + repeats, 1):
+                        answer = measuring.timed(entry.decode, request, time.perf_counter)
                         done[entry.label].append(answer)
                         bar.update()
                 for entry in entries:
-                    entry.record(done[entry.label])
+                    answers, seconds = zip(*done[entry.label], strict=True)
+                    entry.texts = [answer.texts[0] for answer in answers]
+                    entry.rates.append(sum(map(len, entry.texts)) / sum(seconds))
+                    entry.calls += [answer.stats for answer in answers if answer.stats is not None]
                 repeats += 1
                 left = (time.monotonic() - began) * (repeats + 1) / repeats <= args.seconds
     except KeyboardInterrupt:
@@ -230,26 +196,21 @@ def _measure(
     return repeats, False
 
 
-def rows_of(
-    entries: list[Entry], prompts: list[list[int]], target: Any, temperature: float
-) -> dict[str, Any]:
+def rows_of(entries: list[Entry], prompts: list[list[int]], target: Any) -> dict[str, Any]:
     """Return a row for each contender, plain decoding first; ratios are over the fastest."""
     by_label = {entry.label: entry for entry in entries}
-    alone = [entry for entry in entries if not entry.window and entry.plain is None]
+    merged = {entry.label: merge(entry.calls) for entry in entries if entry.calls}
+    alone = [entry for entry in entries if entry.ours and not entry.window]
     fastest = max(alone, key=Entry.rate)
-    decoding = max(entry.stats.tokens_per_second for entry in alone if entry.stats is not None)
+    decoding = max(merged[x.label].tokens_per_second for x in alone if x.label in merged)
     rows = []
     for entry in entries:
-        lossless, words = None, "-"
-        ours = entry.plain is None
-        if ours or temperature == 0:  # another engine has another form of the target
-            plain = by_label[entry.plain or entries[0].label].texts
-            texts = zip(prompts, plain, entry.texts, strict=True)
-            model = target if ours else None
-            judged = verdict([compared(model, *text, temperature) for text in texts], target.dtype)
-            lossless = is_lossless(judged) if ours else None
-            words = judged["lossless"] + " (its own)" * (not ours)
-        rate, stats = entry.rate(), entry.stats
+        texts = zip(prompts, by_label[entry.plain].texts, entry.texts, strict=True)
+        model = target if entry.ours else None
+        judged = measuring.verdict(
+            [measuring.compared(model, *text) for text in texts], target.dtype
+        )
+        rate, stats = entry.rate(), merged.get(entry.label)
         rows.append(
             {
                 "label": entry.label,
@@ -258,8 +219,8 @@ def rows_of(
                 "ratio": rate / fastest.rate(),
                 "ratio_to_generate": rate / by_label[GENERATE].rate(),
                 "decoding_ratio": None if stats is None else stats.tokens_per_second / decoding,
-                "lossless": lossless,
-                "verdict": words,
+                "lossless": measuring.is_lossless(judged) if entry.ours else None,
+                "verdict": judged["lossless"] + " (its own)" * (not entry.ours),
                 "stats": None if stats is None else stats.to_dict(),
             }
         )
@@ -290,8 +251,7 @@ def reason(table: dict[str, Any]) -> str:
 def markdown(report: dict[str, Any]) -> str:
     """Return the methods, the passes of the longest chain's levels, and the conditions."""
     (table,) = report["tables"]
-    texts = "likelihood under target" if table["temperature"] else "same text as plain"
-    heads = ["configuration", "window", "tokens/s", "ratio", "decoding", "/generate", texts]
+    heads = ["configuration", "window", "tokens/s", "ratio", "decoding", "/generate"]
     rows = []
     for row in table["configurations"]:
         names = ("ratio", "decoding_ratio", "ratio_to_generate")
@@ -309,7 +269,7 @@ def markdown(report: dict[str, Any]) -> str:
         levels.append([level["name"], str(passes), *numbers])
     return "\n".join(
         [
-            *output.table(heads, rows, range(1, 6)),
+            *output.table([*heads, "same text as plain"], rows, range(1, 6)),
             f"\n{reason(table)}",
             f"\n{longest['label']}:\n",
             *output.table(["level", "passes", "ms/pass", "mean length", "accepted"], levels),

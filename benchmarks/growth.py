@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from polyspec_ext import arguments, progress, tiny
+from polyspec_ext import progress, tiny
 from polyspec_ext.drafters import checkpoint
 from polyspec_ext.levels import load_model
 
@@ -47,38 +47,20 @@ def grown(
         intermediate_size: at least `times` the target's; None: `times` the target's.
         key_value_heads: a multiple of the target's that divides the grown query heads, since copies
             of a query head read the same keys; None: `times` the target's.
-
-    Raises:
-        TypeError, ValueError: the target is no Llama with tied embeddings and without biases, or a
-            number is out of its range.
     """
     model = _target(dtype, device)
-    if type(model) is not LlamaForCausalLM or not model.config.tie_word_embeddings:
-        raise TypeError(
-            f"model: expected a LlamaForCausalLM with tied embeddings, given {type(model).__name__}"
-        )
-    base = model.config
-    if base.attention_bias or base.mlp_bias:
-        raise ValueError("model: expected projections without biases, given some")
-    if arguments.integer("times", times) < 1:
-        raise ValueError(f"times: expected >= 1, given {times}")
-    config = base.to_dict()
+    base, config = model.config, model.config.to_dict()
     for name in _WIDTHS:
         config[name] *= times
-    heads, own_heads = config["num_attention_heads"], base.num_key_value_heads
-    for name, size in (("num_hidden_layers", layers), ("intermediate_size", intermediate_size)):
-        if size is not None:
-            if arguments.integer(name, size) < config[name]:
-                raise ValueError(f"{name}: expected >= {config[name]}, given {size}")
-            config[name] = size
-    if key_value_heads is not None:
-        count = arguments.integer("key_value_heads", key_value_heads)
-        if count < 1 or count % own_heads or heads % count:
-            raise ValueError(
-                f"key_value_heads: expected a multiple of {own_heads} that divides {heads}, given "
-                f"{count}"
-            )
-        config["num_key_value_heads"] = count
+    config |= {
+        name: size
+        for name, size in (
+            ("num_hidden_layers", layers),
+            ("intermediate_size", intermediate_size),
+            ("num_key_value_heads", key_value_heads),
+        )
+        if size is not None
+    }
     # The head stays tied: the final norm's weight is divided instead of the head's columns.
     with torch.device("meta"):
         larger = LlamaForCausalLM(LlamaConfig.from_dict(config))
@@ -87,7 +69,7 @@ def grown(
     larger.generation_config = model.generation_config
     larger.name_or_path = model.name_or_path
     source = model.state_dict()
-    shares = config["num_key_value_heads"] // own_heads
+    shares = config["num_key_value_heads"] // base.num_key_value_heads
     for name, weight in larger.state_dict().items():
         match = _LAYER.match(name)
         number = int(match[1]) if match else 0
@@ -131,23 +113,14 @@ def _heads_repeated(rows: torch.Tensor, size: int, copies: int) -> torch.Tensor:
 @torch.no_grad()
 def grown_head(name: str, times: int, folder: str | Path) -> Path:
     """Write a shipped EAGLE head, "eagle2" or "eagle3", for `grown(times)`, with its distribution
-    to rounding: a directory in its training format, for `ps.Eagle.from_pretrained`.
+    to rounding: a directory in `folder`, in its training format, for `ps.Eagle.from_pretrained`.
 
     An EAGLE-2 head reads and returns states of the target's width, so it grows as the target does.
     An EAGLE-3 head keeps its width: the columns of the product that fuses the target's states are
     divided among the copies, and the head gets the embeddings of the target.
-
-    Args:
-        times: >= 1.
-        folder: parent of the directory, which has the head's name.
     """
-    if name not in tiny.HEADS:
-        raise ValueError(f"name: expected one of {', '.join(tiny.HEADS)}, given {name!r}")
-    model, output = _target(torch.float32), Path(folder) / name
-    config, tensors = (
-        checkpoint.read_config(tiny.path(name)),
-        checkpoint.read_folder(tiny.path(name)),
-    )
+    model, output, shipped = _target(torch.float32), Path(folder) / name, tiny.path(name)
+    config, tensors = checkpoint.read_config(shipped), checkpoint.read_folder(shipped)
     if "midlayer.hidden_norm.weight" in tensors:
         config["target_hidden_size"] = config["hidden_size"] * times
         # The layers of its training: a grown target may have more layers.

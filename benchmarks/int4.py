@@ -71,29 +71,28 @@ def torch_form(weights: Int4Weights) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.ops.aten._convert_weight_to_int4pack(pairs, together), scales_zeros
 
 
-def _all_of(products: list[Product], x: torch.Tensor) -> None:
-    for product in products:
-        product(x)
-
-
 @torch.inference_mode()
 def measure(
     outputs: int, inputs: int, tokens: Sequence[int], repeats: int, device: str
 ) -> dict[str, dict[int, tuple[float, float]]]:
     """Return the median microseconds and GB/s of weights by contender and number of tokens."""
     products = contenders(outputs, inputs, device)
-    keys = {f"{name}, {count} tokens": (name, count) for count in tokens for name in products}
     activations = {count: torch.randn(count, inputs).bfloat16().to(device) for count in tokens}
-    passes = [
-        measuring.Contender(label, partial(_all_of, products[name], activations[count]))
-        for label, (name, count) in keys.items()
-    ]
-    for contender in measuring.turns(passes, repeats, measuring.Clock(device)):
+
+    def run(name: str, count: int) -> None:
+        for product in products[name]:
+            product(activations[count])
+
+    passes = {
+        (name, count): measuring.Contender(f"{name}, {count} tokens", partial(run, name, count))
+        for count in tokens
+        for name in products
+    }
+    for contender in measuring.turns(list(passes.values()), repeats, measuring.Clock(device)):
         if contender.error is not None:
             raise PolyspecError(f"{contender.name}: {contender.error}")
     results: dict[str, dict[int, tuple[float, float]]] = {name: {} for name in products}
-    for contender in passes:
-        name, count = keys[contender.name]
+    for (name, count), contender in passes.items():
         seconds = statistics.median(contender.seconds) / len(products[name])
         bits = 16 if "bfloat16" in name else 4 + 32 / GROUP  # with bfloat16 scales and zeros
         results[name][count] = (1e6 * seconds, 1e-9 * outputs * inputs * bits / 8 / seconds)
@@ -107,7 +106,6 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         **output.header("int4", 1, args.device),
         "settings": {"repeats": args.repeats, "group": GROUP, "tokens": args.tokens},
         "copy_gbs": measuring.copy_bandwidth(args.device),
-        "launch_us": 1e6 * measuring.launch_seconds(args.device),
         "shapes": {
             f"{outputs} outputs, {inputs} inputs": measure(
                 outputs, inputs, args.tokens, args.repeats, args.device
@@ -120,14 +118,11 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 def markdown(report: dict[str, Any]) -> str:
     """Return the report as tables."""
     settings = report["settings"]
-    launch = (
-        f"; a turn of one addition {report['launch_us']:.1f} us" if "launch_us" in report else ""
-    )
     lines = [
         f"# 4-bit product, {report['machine']['device_name']}",
         "",
-        f"{output.conditions(report)}; copy bandwidth {report['copy_gbs']:.1f} GB/s"
-        f"{launch}. Microseconds per product (GB/s of its weights), bfloat16 activations, groups "
+        f"{output.conditions(report)}; copy bandwidth {report['copy_gbs']:.1f} GB/s. "
+        "Microseconds per product (GB/s of its weights), bfloat16 activations, groups "
         f"of {settings['group']}, weights that no cache holds: medians of {settings['repeats']} "
         "turns.",
     ]

@@ -1,11 +1,7 @@
 """Measurement in turns: every contender once per turn, in a rotating order, so that a change in the
 machine's load or clock affects all of them.
 
-Calls: quartiles of times and of ratios. CPU: wall time. CUDA: events around a replay of
-a captured graph (or the call, if it cannot be captured), after overwriting the L2 cache. The replay
-is queued during the overwriting, so its launch costs the device no time.
-
-Generations: tokens are counted alike, up to and including the EOS, over wall time from the prompt
+Tokens of generations are counted alike, up to and including the EOS, over wall time from the prompt
 to the last token, prefill included. Texts are compared with the target's plain decoding.
 """
 
@@ -49,21 +45,14 @@ def rotated(things: Sequence[T], turn: int, first: int = 0) -> list[T]:
 
 @dataclass
 class Contender:
-    """A call to be measured.
-
-    Attributes:
-        graph: try to capture the call as a CUDA graph.
-        seconds: seconds of every turn.
-        captured: whether replays of a graph were timed.
-        error: of a contender that failed, which takes part no longer.
-    """
+    """A call to be measured."""
 
     name: str
     call: Call
-    graph: bool = True
-    seconds: list[float] = field(default_factory=list)
-    captured: bool = False
-    error: str | None = None
+    graph: bool = True  # try to capture the call as a CUDA graph
+    seconds: list[float] = field(default_factory=list)  # of every turn
+    captured: bool = False  # whether replays of a graph were timed
+    error: str | None = None  # of a contender that failed, which takes part no longer
     run: Call | None = None  # the call, or its replay
 
 
@@ -79,7 +68,8 @@ def ratio(peer: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
 
 
 class Clock:
-    """Measure calls on a device, "cpu" or "cuda"; None: calls that return their seconds."""
+    """Measure calls on a device: "cpu", by wall time; "cuda", by events around the replay of a
+    graph, which is queued while the L2 cache is overwritten; None: calls return their seconds."""
 
     def __init__(self, device: str | None) -> None:
         self.device, self.kind = device, "events" if device == "cuda" else "wall time"
@@ -135,12 +125,8 @@ def turns(
     load: Callable[[int], None] = lambda turn: None,
     warm_up: int = WARM_UP,
 ) -> Iterator[Contender]:
-    """Time the contenders in turns; yield a contender after its call.
-
-    Args:
-        load: called with the number of the turn before every call.
-        warm_up: uncounted calls of a contender before its first.
-    """
+    """Time the contenders in turns; yield a contender after its call. Before every call, of which
+    `warm_up` are not counted, `load` gets the number of the turn."""
     for turn in range(repeats):
         for contender in rotated([c for c in contenders if c.error is None], turn):
             try:
@@ -168,13 +154,6 @@ def copy_bandwidth(device: str) -> float:
     return 2 * size / statistics.median(copy.seconds) * 1e-9
 
 
-def launch_seconds(device: str) -> float:
-    """Return the median seconds of a call that adds one number: on CUDA, of a graph's start."""
-    number = torch.zeros(1, device=device)
-    (launch, *_) = turns([Contender("launch", partial(number.add_, 1))], 31, Clock(device))
-    return statistics.median(launch.seconds)
-
-
 # ---- generations ---------------------------------------------------------------------------------
 
 
@@ -186,6 +165,7 @@ class Request:
     max_new_tokens: int
     temperature: float
     seeds: list[int]
+    filters: Mapping[str, float] = field(default_factory=dict)
 
 
 class Answer(NamedTuple):
@@ -203,13 +183,9 @@ Decode = Callable[[Request], Answer]
 
 def chain_call(chain: Chain, request: Request) -> Answer:
     """Answer by a chain."""
-    out = chain.generate(
-        request.prompts, request.max_new_tokens, request.temperature, seed=request.seeds
-    )
-    # Shorter rows are padded at the end.
-    rows = zip(out.sequences.tolist(), request.prompts, out.requests, strict=True)
-    texts = [row[len(prompt) : len(prompt) + stats.num_new_tokens] for row, prompt, stats in rows]
-    return Answer(texts, out.stats, out.requests)
+    tokens, sampling = request.max_new_tokens, {"seed": request.seeds, **request.filters}
+    out = chain.generate(request.prompts, tokens, request.temperature, **sampling)
+    return Answer([list(text) for text in out.new_tokens], out.stats, out.requests)
 
 
 def generate_call(
@@ -221,7 +197,7 @@ def generate_call(
     if request.temperature > 0:
         torch.manual_seed(request.seeds[0])
         options |= {"do_sample": True, "temperature": request.temperature}
-        options |= {"top_k": 0, "top_p": 1.0}
+        options |= {"top_k": 0, "top_p": 1.0, **request.filters}
     width = max(map(len, request.prompts))
     pads = [width - len(prompt) for prompt in request.prompts]
     padded = zip(pads, request.prompts, strict=True)
@@ -242,9 +218,6 @@ def generate_call(
         if assistant is not None:
             assistant.generation_config = before
     return Answer([cut_at_eos(row[width:], eos) for row in rows.tolist()])
-
-
-# ---- turns ---------------------------------------------------------------------------------------
 
 
 def device_clock(device: torch.device) -> Now:

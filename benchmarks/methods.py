@@ -161,7 +161,10 @@ class Models:
             model = self.level.model
             # A grown target is new in every run, and so is its copy.
             copy = quantize_w4(model, 128) if self.growth else stored_w4(model, W4)
-            return packed(copy, name=W4, shares_cache_with=self.level)
+            if self.on_cpu:
+                with contextlib.suppress(ValueError):  # data types that the processor does not pack
+                    return HuggingFaceLevel(copy, pack=True, shares_cache_with=self.level)
+            return HuggingFaceLevel(copy, shares_cache_with=self.level)
         if name != TARGET:
             return load_level(self.drafts[name], self.dtype, self.device, name=f"--draft {name}")
         if self.growth:
@@ -183,7 +186,16 @@ class Models:
         """Return an element of a chain; drafters are created anew, since they keep state."""
         if name not in self.drafters:
             return self.draft(name)
-        drafter = WORDS[name]() if name in WORDS else self._head(name)
+        drafter: Any
+        if name in WORDS:
+            drafter = WORDS[name]()
+        else:
+            base, tree, dtype = name.removesuffix(AS_CHAIN), self.tree_of(name), self._head_dtype
+            path = self.heads[base]
+            with tempfile.TemporaryDirectory() as folder:
+                if self.growth:
+                    path = grown_head(base, self.growth["times"], folder)
+                drafter = Eagle.from_pretrained(path, self.level, tree=tree, dtype=dtype)
         drafter.name = name
         return drafter
 
@@ -193,22 +205,6 @@ class Models:
         level = self.draft(names[-1]) if names and self.on_cpu else self.level
         dtype: torch.dtype = level.model.dtype
         return dtype
-
-    def _head(self, name: str) -> Any:
-        base, tree = name.removesuffix(AS_CHAIN), self.tree_of(name)
-        path = self.heads[base]
-        with tempfile.TemporaryDirectory() as folder:
-            if self.growth:
-                path = grown_head(base, self.growth["times"], folder)
-            return Eagle.from_pretrained(path, self.level, tree=tree, dtype=self._head_dtype)
-
-    def assistant(self, name: str) -> Any:
-        """Return a draft model for transformers, in the target's data type."""
-        level, dtype = self.draft(name), self.level.model.dtype
-        if level.model.dtype == dtype:
-            return level.model
-        with progress.loading():
-            return load_model(self.drafts[name], dtype, self.device)
 
     def facts(self, methods: Sequence[Method]) -> Iterator[dict[str, Any]]:
         """Yield the models of methods for ``run.json``, without paths."""
@@ -253,15 +249,6 @@ def growth_to(name: str, device: str) -> dict[str, int]:
     """Return the growth of the shipped target to a published model's width and depth."""
     require_memory(SHAPES[name], torch.device(device).type)
     return growth_of(SHAPES[name], AutoConfig.from_pretrained(tiny.path(TARGET)))
-
-
-def packed(model: Any, **options: Any) -> HuggingFaceLevel:
-    """Return a level with packed weights; unpacked on CUDA, and for data types that the processor
-    does not pack."""
-    if model.device.type == "cpu":
-        with contextlib.suppress(ValueError):
-            return HuggingFaceLevel(model, pack=True, **options)
-    return HuggingFaceLevel(model, **options)
 
 
 # ---- methods -------------------------------------------------------------------------------------
@@ -434,11 +421,23 @@ def decoder(method: Method, models: Models) -> Decode:
         return models.variants[method.name][0].decoder(method.name, eos)
     if method.kind == USER:
         generate = models.functions[method.name](level.model, models.tokenizer)
-        return partial(_user_call, method.name, generate, eos)
+
+        def answer(request: Request) -> Answer:
+            rows, count = [list(map(int, row)) for row in generate(request)], len(request.prompts)
+            if len(rows) != count:
+                expected = f"expected new tokens of {count} prompts, given {len(rows)} rows"
+                raise ValueError(f"--method {method.name}: {expected}")
+            return Answer([cut_at_eos(row[: request.max_new_tokens], eos) for row in rows])
+
+        return answer
     if method.kind == "generate":
         return partial(generate_call, level.model, eos)
     if method.kind == ASSISTED:
-        assistant = models.assistant(method.levels[1])
+        name, dtype = method.levels[1], level.model.dtype
+        assistant = models.draft(name).model
+        if assistant.dtype != dtype:  # transformers computes with both in one
+            with progress.loading():
+                assistant = load_model(models.drafts[name], dtype, models.device)
         return partial(generate_call, level.model, eos, assistant=assistant)
     if method.name == PLAIN:
         return partial(chain_call, Chain([level], graphs=None if models.on_cpu else False))
@@ -446,14 +445,3 @@ def decoder(method: Method, models: Models) -> Decode:
     elements = [models.element(name) for name in method.levels]
     options: dict[str, Any] = {n: getattr(method, n) for n in ("rounds", "rule", "tail", "policy")}
     return partial(chain_call, Chain(elements, method.windows, **options))
-
-
-def _user_call(
-    name: str, generate: Callable[[Request], Any], eos: frozenset[int], request: Request
-) -> Answer:
-    # Tokens after an EOS or `max_new_tokens` are cut.
-    rows = [list(map(int, row)) for row in generate(request)]
-    if len(rows) != (count := len(request.prompts)):
-        expected = f"expected new tokens of {count} prompts, given {len(rows)} rows"
-        raise ValueError(f"--method {name}: {expected}")
-    return Answer([cut_at_eos(row[: request.max_new_tokens], eos) for row in rows])

@@ -38,11 +38,6 @@ OPERATORS = ("sample", *RULES)
 SPREAD = 3.0  # deviation of the draft's logits
 CALIBRATION_ELEMENTS = 1 << 22  # logits calibrated at a time
 DRAWS = 64  # sets of draft tokens per case; further turns start over
-HEADS = ["", "median", "quartiles", "x polyspec", ""]
-LEGEND = (
-    "Microseconds per call. x polyspec: how many times as long, median and quartiles of the "
-    "turns' ratios. polyspec, allowed=: with an allow-mask for each row of the target."
-)
 TRANSFORMERS = "transformers _speculative_sampling"
 WARPERS = "transformers warpers + multinomial"
 LOGSUMEXP = "torch.logsumexp, K+1 rows"
@@ -56,17 +51,17 @@ Verified = tuple[torch.Tensor, torch.Tensor]  # tokens [B, K+1] padded with -1, 
 
 
 class Filters(Sampling):
-    """Sampling filters; the defaults are off."""
+    """A top-k and a top-p; the defaults are off."""
 
     @classmethod
     def parse(cls, text: str) -> Filters:
         """Read ``"none"`` or ``"top_k=50+top_p=.9"``."""
         parts = [] if text == "none" else [item.partition("=") for item in text.split("+")]
         try:
-            kinds = {"top_k": int, "top_p": float, "min_p": float}
+            kinds = {"top_k": int, "top_p": float}
             return cls(**{name: kinds[name](value) for name, _, value in parts})
         except (KeyError, ValueError) as error:
-            expected = "top_k, top_p and min_p with + between, or none"
+            expected = "top_k and top_p with + between, or none"
             raise ValueError(f"--filters: expected {expected}, given {text!r}: {error}") from error
 
     def options(self) -> dict[str, Any]:
@@ -90,12 +85,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Case:
-    """A point of the grid. ``draft_len`` and ``acceptance_asked`` are 0 where nothing is
-    verified."""
+    """A point of the grid."""
 
     operator: str
     batch: int
-    draft_len: int
+    draft_len: int  # 0 where nothing is verified, as the next number
     vocab: int
     dtype: str
     acceptance_asked: float
@@ -111,57 +105,40 @@ class Case:
 
 def cases_of(args: argparse.Namespace) -> list[Case]:
     """Return the grid of the options."""
-    for name, known in (("operators", OPERATORS), ("dtype", DTYPES)):
-        for value in getattr(args, name) or ():
-            if value not in known:
-                raise ValueError(f"--{name}: expected {', '.join(known)}, given {value!r}")
     dtypes = args.dtype or ["float32" if args.device == "cpu" else "bfloat16"]
+    if wrong := [name for name in dtypes if name not in DTYPES]:
+        raise ValueError(f"--dtype: expected {', '.join(DTYPES)}, given {wrong[0]!r}")
     filters = [Filters.parse(text) for text in args.filters]
-    operators = args.operators or OPERATORS
-    axes = (operators, args.batch, args.draft_len, args.vocab, dtypes, args.acceptance, filters)
-    cases = itertools.starmap(Case, itertools.product(*axes))
-    alone: dict[str, Any] = {"sample": {"draft_len": 0, "acceptance_asked": 0.0}}
-    return list(dict.fromkeys(replace(case, **alone.get(case.operator, {})) for case in cases))
+    axes = (OPERATORS, args.batch, args.draft_len, args.vocab, dtypes, args.acceptance, filters)
+    cases = list(itertools.starmap(Case, itertools.product(*axes)))
+    for at, case in enumerate(cases):
+        if case.operator == "sample":
+            cases[at] = replace(case, draft_len=0, acceptance_asked=0.0)
+    return list(dict.fromkeys(cases))
 
 
 # ---- rules in plain torch, batched and without host synchronisation -----------------------------
 
 
 def processed(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """Return the distribution [..., V] fp32 of logits [..., V] after top-k, then top-p, then min-p.
-
-    Only the threshold is computed, so a top-k needs no sort of the whole row.
-    """
+    """Return the distribution [..., V] fp32 of logits [..., V] after top-k, then top-p. Only the
+    threshold is computed, so a top-k needs no sort of the whole row."""
     z = logits.float()
     if filters == Filters():
         return z.softmax(-1)
     k = filters.top_k if 0 < filters.top_k < z.shape[-1] else z.shape[-1]
-    if k < z.shape[-1]:
-        largest = z.topk(k).values
-    elif filters.top_p < 1:
-        largest = z.sort(descending=True).values
-    else:
-        largest = z.amax(-1, keepdim=True)
+    largest = z.topk(k).values if k < z.shape[-1] else z.sort(descending=True).values
     last = largest[..., -1:]
     if filters.top_p < 1:
         probs = largest.softmax(-1)
         in_nucleus = (probs.cumsum(-1) - probs < filters.top_p).sum(-1, keepdim=True)
         last = largest.gather(-1, (in_nucleus - 1).clamp(min=0))
-    elif k == z.shape[-1]:
-        last = torch.full_like(last, -math.inf)
-    if filters.min_p > 0:
-        last = torch.maximum(last, largest[..., :1] + math.log(filters.min_p))
     return z.masked_fill(z < last, -math.inf).softmax(-1)
 
 
 def draw(weights: torch.Tensor) -> torch.Tensor:
     """Draw an index [...] per row of non-negative weights [..., V] by an exponential race."""
     return (weights / torch.empty_like(weights).exponential_()).argmax(-1)
-
-
-def sample(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """Draw tokens [B] from the processed distribution of logits [B, V]."""
-    return draw(processed(logits, filters))
 
 
 def _distributions(block: Block) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -214,7 +191,7 @@ def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Conten
     logits, filters = block.target[:, -1], block.filters
     libraries: list[tuple[str, Callable[[Block], Callable[[], Any]]]] = []
     if operator == "sample":
-        eager: Callable[..., Any] = partial(sample, filters=filters)
+        eager: Callable[..., Any] = lambda z: draw(processed(z, filters))  # noqa: E731
         arguments: tuple[torch.Tensor, ...] = (logits,)
         peers = [Contender(MULTINOMIAL, lambda: logits.float().softmax(-1).multinomial(1))]
         if filters != Filters():
@@ -247,7 +224,6 @@ def _warper(filters: Filters) -> Callable[[torch.Tensor], torch.Tensor]:
     from transformers.generation import logits_process as made
 
     kinds = {"top_k": made.TopKLogitsWarper, "top_p": made.TopPLogitsWarper}
-    kinds["min_p"] = made.MinPLogitsWarper
     chain = made.LogitsProcessorList(kinds[name](x) for name, x in filters.options().items())
     return partial(chain, None)
 
@@ -259,8 +235,8 @@ def warpers_sample(block: Block) -> Callable[[], torch.Tensor]:
 
 
 def transformers_verify(block: Block) -> Callable[[], list[Verified]]:
-    """Return transformers' token rule, request by request: (tokens [1, n+1], n) each. Some releases
-    do not have it: it is not a public function."""
+    """Return transformers' token rule, request by request: (tokens [1, n+1], n) each. It is not a
+    public function, and some releases do not have it."""
     from transformers.generation.utils import _speculative_sampling
 
     batch, k = block.tokens.shape
@@ -318,8 +294,8 @@ def vllm_verify(block: Block) -> Callable[[], Verified]:
 
 def _flashinfer(block: Block) -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
     """Return the library, and its filtered distributions of logits [..., V]."""
-    if block.target.device.type != "cuda" or block.filters.min_p:
-        raise ImportError("expected tensors on CUDA and no min-p")
+    if block.target.device.type != "cuda":
+        raise ImportError("expected tensors on CUDA")
     library, filters = importlib.import_module("flashinfer.sampling"), block.filters
 
     def filtered(logits: torch.Tensor) -> torch.Tensor:
@@ -394,7 +370,7 @@ def calibrated(
     return target, float(accepted.sum())
 
 
-def make(case: Case, device: str, seed: int, draws: int = DRAWS) -> Feed:
+def make(case: Case, device: str, seed: int = 0, draws: int = DRAWS) -> Feed:
     """Create the inputs of a case. For `sample` the drafts are empty."""
     b, k, v = case.batch, case.draft_len, case.vocab
     generator = torch.Generator(device).manual_seed(seed)
@@ -447,7 +423,7 @@ def call_of(operator: str, feed: Feed, masked: bool = False) -> Callable[[], Any
 
 def measure_case(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     """Measure a case; return its entry of the report."""
-    feed = make(case, args.device, args.seed)
+    feed = make(case, args.device)
     ours = Contender("polyspec", call_of(case.operator, feed))
     masked = Contender("polyspec, allowed=", call_of(case.operator, feed, masked=True))
     peers, notes = contenders(case.operator, feed, compiled=not args.no_compile)
@@ -484,10 +460,9 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases; return the JSON report, written to ``--json-file`` after every case."""
     output.require_device(args.device)
     report = output.header("kernels", 3, args.device)
-    cases = cases_of(args)
-    torch.manual_seed(args.seed)
-    report["settings"] = {"repeats": args.repeats, "seed": args.seed}
-    report["settings"]["clock"] = measuring.Clock(args.device).kind
+    cases, clock = cases_of(args), measuring.Clock(args.device).kind
+    torch.manual_seed(0)
+    report |= {"settings": {"repeats": args.repeats, "seed": 0, "clock": clock}}
     report |= {"complete": False, "cases": []}
     for case in progress.bar(cases, unit="case"):
         report["cases"].append(measure_case(case, args))
@@ -502,30 +477,29 @@ def markdown(report: dict[str, Any]) -> str:
         f"# Kernels, {report['machine']['device_name']}",
         "",
         f"{output.conditions(report)}; {report['settings']['clock']}, "
-        f"{report['settings']['repeats']} turns. {LEGEND}",
+        f"{report['settings']['repeats']} turns. Microseconds per call. x polyspec: how many times "
+        "as long, median and quartiles of the turns' ratios. polyspec, allowed=: with an "
+        "allow-mask for each row of the target.",
     ]
     for case in report["cases"]:
         lines += ["", f"### {case['case']}", ""]
         if case["draft_len"]:
             lines += [f"Acceptance {case['acceptance_expected']:.3f}.", ""]
-        lines += output.table(HEADS, map(_cells, case["rows"]), range(1, 4))
+        cells = []
+        for row in case["rows"]:
+            times, quartiles = "1", f"{row['q25_us']:.3g} to {row['q75_us']:.3g}"
+            if (ratio := row["ratio"]) is not None:
+                times = f"{ratio['median']:.3g} ({ratio['q25']:.3g} to {ratio['q75']:.3g})"
+            graph = "graph" if row["graph"] else ""
+            cells.append([row["name"], f"{row['median_us']:.3g}", quartiles, times, graph])
+        heads = ["", "median", "quartiles", "x polyspec", ""]
+        lines += output.table(heads, cells, range(1, 4))
         lines += [f"Left out: {note}" for note in case["notes"]]
     return "\n".join(lines)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    ratio, times = row["ratio"], "1"
-    if ratio is not None:
-        times = f"{ratio['median']:.3g} ({ratio['q25']:.3g} to {ratio['q75']:.3g})"
-    quartiles = f"{row['q25_us']:.3g} to {row['q75_us']:.3g}"
-    median = f"{row['median_us']:.3g}"
-    return [row["name"], median, quartiles, times, "graph" if row["graph"] else ""]
-
-
 OPTIONS = (
     "--device",
-    "--seed",
-    ("--operators", options.words, None, "NAME,...", "of all"),
     ("--batch", options.COUNTS, [1], "B,...", "requests"),
     ("--draft-len", options.COUNTS, [10], "K,...", "draft tokens"),
     ("--vocab", options.listed(options.integer(2)), [128256], "V,...", ""),

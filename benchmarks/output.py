@@ -31,11 +31,10 @@ def table(
     """Return the lines of a Markdown table. `numbers`: indices of right-aligned columns, from
     0."""
     marks = ["---:" if column in numbers else "---" for column in range(len(heads))]
-    return [_line(heads), "|" + "|".join(marks) + "|", *map(_line, rows)]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
+    first, *others = (
+        "|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in (heads, *rows)
+    )
+    return [first, "|" + "|".join(marks) + "|", *others]
 
 
 def number(value: float | None, form: str) -> str:
@@ -113,10 +112,9 @@ def add_report(kinds: Any, name: str, module: Any) -> None:
 
 def describe(device: str) -> Report:
     """Return processor, versions and commit of the measurement, without paths."""
-    cpu = processor.name()
     return {
-        "device_name": torch.cuda.get_device_name() if device == "cuda" else cpu,
-        "cpu": cpu,
+        "device_name": torch.cuda.get_device_name() if device == "cuda" else processor.name(),
+        "cpu": processor.name(),
         "cores": processor.cores(),
         "threads": torch.get_num_threads(),
         "cpu_capability": processor.instructions(),
@@ -149,18 +147,15 @@ def require_device(device: str) -> None:
 
 def commit() -> str | None:
     """Return the short commit of this checkout, "+" for local changes; None: no checkout."""
-    package = Path(__file__).resolve().parent
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(package), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
+    root = Path(__file__).resolve().parents[1]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12"]
+    if not (root / ".git").exists():  # perhaps installed into another checkout
+        return None
     try:
-        if Path(git("rev-parse", "--show-toplevel")) != package.parent:
-            return None  # installed into another checkout
-        return git("describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*")
+        done = subprocess.run([*command, "--exclude=*"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
+    return done.stdout.strip()
 
 
 def conditions(report: Mapping[str, Any]) -> str:

@@ -17,8 +17,7 @@ import statistics
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -56,16 +55,6 @@ def metered(meters: Meters, kind: str, call: Callable[..., Any]) -> Callable[...
             meters[kind] += time.perf_counter() - began
 
     return timed
-
-
-@contextmanager
-def installed(meters: Meters) -> Iterator[None]:
-    """Time the compiled code of the operators."""
-    with ExitStack() as stack:
-        for name in ("_draw", "_verify"):
-            call = metered(meters, "operators", getattr(verification, name))
-            stack.enter_context(mock.patch.object(verification, name, call))
-        yield
 
 
 class InstantLevel:
@@ -151,7 +140,11 @@ def measure(levels: Sequence[int], batches: Sequence[int], turns: int) -> list[C
     """Measure all cases in turns, the first of which is not counted."""
     meters = dict.fromkeys(("forwards", "operators", "functions"), 0.0)
     cases = [Case(n, b, meters) for n in levels for b in batches]
-    with installed(meters):
+    compiled = {
+        name: metered(meters, "operators", getattr(verification, name))
+        for name in ("_draw", "_verify")
+    }
+    with mock.patch.multiple(verification, **compiled):
         for case in cases:
             case.turn()
             case.seconds.clear()
@@ -213,12 +206,10 @@ def calls_of(name: str) -> dict[str, Any]:
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases; return the JSON report."""
-    report = output.header("overhead", 4)
-    cases = measure(args.levels, args.batch, args.turns)
     return {
-        **report,
+        **output.header("overhead", 4),
         "settings": {"turns": args.turns, "temperature": 1.0, "vocab": VOCAB},
-        "cases": [case.report() for case in cases],
+        "cases": [case.report() for case in measure(args.levels, args.batch, args.turns)],
         "calls": [calls_of(name) for name in CALLS],
     }
 

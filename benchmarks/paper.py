@@ -11,11 +11,10 @@ import argparse
 import contextlib
 import importlib.metadata
 import importlib.util
-import itertools
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -34,22 +33,17 @@ from benchmarks.shapes import SHAPES, weight_bytes
 from polyspec_ext import processor, progress
 from polyspec_ext.cli import options
 from polyspec_ext.drafters.trees import DynamicTree
-from polyspec_ext.planning.measure import pass_seconds
 from polyspec_ext.planning.planner import plan
 
 Call = tuple[Method, Decode]
 Ids = list[int]
-_PROMPTS = 12  # questions for windows and overlaps, two of each task
-_PACKAGED = "polyspec_ext"
+_PROMPTS = 12  # questions for windows, two of each task
 _CHAINS = ("chain", "eagle", "adaptive")  # kinds of methods with the planner's windows
-_WIDTHS = (1, 4, 8, 12, 16)  # tokens of the timed passes
-_TEXTS = 6  # texts of the baseline for overlaps
 _WARM_UP_TOKENS = 16  # at most, on the CPU
 _MOST_TURNS = 16  # of a question, so that every turn has a different seed
 # Options among the settings of a run.
 _SETTINGS = (
-    "per_task", "repeats", "batch", "max_new_tokens", "temperature", "seed", "warm_up",
-    "preset",
+    "per_task", "batch", "max_new_tokens", "temperature", "seed", "warm_up", "preset",
 )  # fmt: skip
 
 
@@ -82,7 +76,6 @@ OPTIONS: tuple[Any, ...] = (
      "target's model and tokenizer, and gives a function of a request (prompts, max_new_tokens, "
      "temperature, seeds) that returns the new tokens of each prompt; may be repeated"),
     ("--per-task", options.COUNT, 10, "N", "questions of each of the six tasks"),
-    ("--repeats", options.COUNT, 1, "N", "of every question, the methods in turns"),
     ("--batch", options.COUNT, 1, "N", "questions that a call answers, at most"),
     ("--max-new-tokens", options.COUNT, 64, "N", "of a turn"),
     ("--warm-up", options.COUNT, 1, "N", "times that each method answers the first turn before"),
@@ -98,8 +91,8 @@ OPTIONS: tuple[Any, ...] = (
 
 def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     """Return the models of the options, and their template."""
-    options: dict[str, Any] = {"device": args.device}
-    options["functions"] = methods.read_functions(args.method)
+    functions = methods.read_functions(args.method)
+    options: dict[str, Any] = {"device": args.device, "functions": functions}
     drafts = _drafts(args.draft)
     heads = {name: getattr(args, name) for name in HEADS if getattr(args, name) is not None}
     if args.preset is None and args.target is None:
@@ -153,25 +146,17 @@ class Session:
     conversation: Conversation
 
     @property
-    def drafts(self) -> list[str]:
-        """Draft levels of the methods."""
-        below = {name for method in self.made for name in method.levels[1:]}
-        return [name for name in (W4, *self.models.drafts) if name in below]
-
-    @property
     def prompts(self) -> list[Ids]:
-        """First turns of some questions, for windows and overlaps."""
+        """First turns of some questions, for windows."""
         return [self.conversation.prompt(q.turns[:1], []) for q in self.chosen[:_PROMPTS]]
 
 
 @contextlib.contextmanager
 def spent(seconds: dict[str, float], what: str) -> Iterator[None]:
-    """Add the seconds of a block to `seconds`, also if it fails."""
+    """Add the seconds of a block to `seconds`."""
     began = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds[what] = seconds.get(what, 0.0) + time.perf_counter() - began
+    yield
+    seconds[what] = seconds.get(what, 0.0) + time.perf_counter() - began
 
 
 def run(args: argparse.Namespace) -> int:
@@ -180,15 +165,16 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_report:
         _require_pandas()
     models, template = models_of(args)
+    args.questions = args.questions or questions.default_path()
     chosen = questions.select(questions.read(args.questions), args.per_task)
-    if _source(args) == _PACKAGED:
+    if args.questions == questions.PACKAGED:
         progress.note(
             f"bench paper: {len(chosen)} questions that come along, too few for an interval that "
             "says much; --questions takes a file"
         )
     keys = args.methods or methods.default_keys(models, args.batch)
-    keys = dict.fromkeys([*keys, *models.functions]) if args.method else keys
-    listed = methods.read_keys(list(keys), models, args.batch)
+    keys = [*keys, *(name for name in models.functions if name not in keys)]
+    listed = methods.read_keys(keys, models, args.batch)
     begun = record.read_facts(args.output) if (args.output / record.FACTS).is_file() else None
     if begun is not None:  # with the windows planned before
         before = [Method.from_dict(fields) for fields in begun["methods"]]
@@ -209,10 +195,12 @@ def run(args: argparse.Namespace) -> int:
             prediction = plan_windows(session)
     ready = progress.bar(session.made, desc="methods", leave=False)
     calls = [(method, methods.decoder(method, models)) for method in ready]
-    facts = _facts(session)
+    facts = {**_facts(session), "prediction": prediction}
     if begun is None:
-        with spent(seconds, "passes"):
-            facts |= {"prediction": prediction, **surroundings(session, calls)}
+        known = [name for name in (TARGET, W4, *models.drafts) if name in below | {TARGET}]
+        facts["weight_bytes"] = {name: weight_bytes(models.draft(name).model) for name in known}
+        bandwidth = measuring.copy_bandwidth("cpu" if models.on_cpu else "cuda")
+        facts["copy_bandwidth_bytes_per_second"] = 1e9 * bandwidth
     else:
         other = record.differences(begun, facts)
         if other:
@@ -225,7 +213,7 @@ def run(args: argparse.Namespace) -> int:
     sessions = facts.get("seconds", [])  # of earlier sessions
     writer = TurnWriter(args.output, facts)
     processor.note_load()
-    turns = facts["settings"]["turns"] * len(calls) * args.repeats
+    turns = facts["settings"]["turns"] * len(calls)
     with progress.bar(total=turns, unit="turn", smoothing=0.05) as bar:
         runner = Runner(session, calls, writer, bar.update)
         with spent(seconds, "warm-up"):
@@ -237,11 +225,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.no_report:
         report(argparse.Namespace(runs=[args.output], output=None))
     return int(any(turn["status"] != record.OK for turn in writer.turns))
-
-
-def _source(args: argparse.Namespace) -> str:
-    path = args.questions or questions.default_path()
-    return _PACKAGED if path == questions.PACKAGED else str(path.stem)
 
 
 def plan_windows(session: Session) -> dict[str, dict[str, Any]]:
@@ -278,60 +261,6 @@ def plan_windows(session: Session) -> dict[str, dict[str, Any]]:
     return prediction
 
 
-def surroundings(session: Session, calls: Sequence[Call]) -> dict[str, Any]:
-    """Return seconds of passes, overlap with the target along the baseline's first texts, bytes of
-    weights and copy bandwidth."""
-    models, args, prompts = session.models, session.args, session.prompts
-    levels = {TARGET: models.level}
-    for name in session.drafts:
-        level = models.draft(name)
-        # A level that shares a cache is timed with a separate cache.
-        levels[name] = level if level.reads_apart else methods.packed(level.model, name=name)
-    device = "cpu" if models.on_cpu else "cuda"
-    # On the CPU `pass_seconds` chooses the clock.
-    clock = None if models.on_cpu else measuring.device_clock(torch.device(models.device))
-    times = pass_seconds(list(levels.values()), _WIDTHS, limit=2.0, clock=clock)
-    plain = next(decode for method, decode in calls if method.baseline)
-    texts = [
-        plain(Request([prompt], args.max_new_tokens, 0.0, [args.seed])).texts[0]
-        for prompt in prompts[:_TEXTS]
-    ]
-    model = models.level.model
-    drafts = {
-        name: level.model
-        for name, level in levels.items()
-        if name != TARGET and level.model.config.vocab_size == model.config.vocab_size
-    }
-    by_name = zip(levels, times, strict=True)
-    return {
-        "pass_seconds": {name: {str(n): t for n, t in row.items()} for name, row in by_name},
-        "overlap": overlaps(model, drafts, prompts, texts),
-        "weight_bytes": {name: weight_bytes(level.model) for name, level in levels.items()},
-        "copy_bandwidth_bytes_per_second": 1e9 * measuring.copy_bandwidth(device),
-    }
-
-
-@torch.inference_mode()
-def overlaps(
-    model: Any, others: Mapping[str, Any], prompts: Sequence[Ids], texts: list[Ids]
-) -> dict[str, float]:
-    """Return E[1 - TV] between each model and the target, over the tokens of plain decoding's
-    texts, at temperature 1: the share of its draft tokens that the target accepts."""
-
-    def probabilities(model: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
-        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
-        return logits[0, -last:].float().softmax(-1)
-
-    totals, count = dict.fromkeys(others, 0.0), 0
-    for prompt, text in zip(prompts, texts, strict=False):
-        ids, length = torch.tensor([[*prompt, *text]], device=model.device), len(text) + 1
-        p = probabilities(model, ids, length)
-        for name, other in others.items():
-            totals[name] += float(torch.minimum(p, probabilities(other, ids, length)).sum())
-        count += length
-    return {name: total / count for name, total in totals.items()}
-
-
 def _facts(session: Session) -> dict[str, Any]:
     """Return ``run.json`` as before the measurement."""
     args, models, listed, chosen = session.args, session.models, session.made, session.chosen
@@ -349,7 +278,9 @@ def _facts(session: Session) -> dict[str, Any]:
         "dirty": commit and commit.endswith("+"),
         "versions": versions,
         "settings": {
-            "questions": _source(args),
+            "questions": (
+                "polyspec_ext" if args.questions == questions.PACKAGED else args.questions.stem
+            ),
             "digest": questions.digest(chosen),
             "count": len(chosen),
             "turns": sum(len(question.turns) for question in chosen),
@@ -390,11 +321,10 @@ class Runner:
     def run(self) -> None:
         """Measure all unfinished turns."""
         batches = questions.batches(self.session.chosen, self.session.args.batch)
-        repeats = range(self.session.args.repeats)
-        for repeat, (number, batch) in itertools.product(repeats, enumerate(batches)):
+        for number, batch in enumerate(batches):
             for turn in range(len(self.session.chosen[batch[0]].turns)):
-                for call in measuring.rotated(self.calls, number + turn + repeat, self._first):
-                    self._take_turn(call, batch, turn, repeat)
+                for call in measuring.rotated(self.calls, number + turn, self._first):
+                    self._take_turn(call, batch, turn)
                     self.tick(len(batch))
 
     def warm_up(self) -> None:
@@ -413,45 +343,49 @@ class Runner:
                 for _ in range(args.warm_up):
                     decode(request)
 
-    def _take_turn(self, call: Call, batch: Sequence[int], turn: int, repeat: int) -> None:
+    def _take_turn(self, call: Call, batch: Sequence[int], turn: int) -> None:
         """Measure a turn of a batch, unless it is on the disk."""
         chosen, name = [self.session.chosen[index] for index in batch], call[0].name
-        heads = [
+        heads: list[Turn] = [
             {"question_id": q.question_id, "category": q.category, "task": q.task}
-            | {"turn": turn, "method": name, "repeat": repeat}
+            | {"turn": turn, "method": name}
             for q in chosen
         ]
         if all(record.key_of(head) in self._done for head in heads):
             return
-        rows, reason = list[Turn](), "the turn before failed"
-        prompts = [prompt for q in chosen if (prompt := self._prompt(q, turn, name, repeat))]
+        failed = dict.fromkeys((
+            "error", "prompt_tokens", "new_tokens", "seconds", "prefill_seconds", "tokens",
+            "lossless",
+        ))  # fmt: skip
+        failed |= {"status": record.FAILED, "levels": [], "batch": 1}
+        rows, failed["error"] = list[Turn](), "the turn before failed"
+        prompts = [prompt for q in chosen if (prompt := self._prompt(q, turn, name))]
         try:
             if len(prompts) == len(batch):
-                rows = self._measured(call, batch, prompts, turn, repeat)
+                rows = self._measured(call, batch, prompts, turn)
         except Exception as error:  # a method's error must not end the run
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            failed["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
         # A batch is measured whole; turns on the disk are not replaced.
-        for head, row in zip(heads, rows or [_failed(reason)] * len(batch), strict=True):
+        for head, row in zip(heads, rows or [failed] * len(batch), strict=True):
             if (key := record.key_of(head)) not in self._done:
                 self._done[key] = {**head, **row}
                 self.writer.add(self._done[key])
 
-    def _prompt(self, question: Question, turn: int, name: str, repeat: int) -> Ids | None:
+    def _prompt(self, question: Question, turn: int, name: str) -> Ids | None:
         # After the method's answers; None: a turn before failed.
-        texts = [self._done[question.question_id, n, name, repeat]["tokens"] for n in range(turn)]
+        texts = [self._done[question.question_id, n, name]["tokens"] for n in range(turn)]
         if None in texts:
             return None
         answers = [self.session.conversation.answer(tokens) for tokens in texts]
         return self.session.conversation.prompt(question.turns[: turn + 1], answers)
 
     def _measured(
-        self, call: Call, batch: Sequence[int], prompts: Sequence[Ids], turn: int, repeat: int
+        self, call: Call, batch: Sequence[int], prompts: Sequence[Ids], turn: int
     ) -> list[Turn]:
         """Return the rows of a call."""
         (method, decode), args = call, self.session.args
         # The seed of a question's turn does not depend on the batch.
-        numbers = (repeat * len(self.session.chosen) + index for index in batch)
-        seeds = [(args.seed + number * _MOST_TURNS + turn) % 2**64 for number in numbers]
+        seeds = [(args.seed + index * _MOST_TURNS + turn) % 2**64 for index in batch]
         request = Request(list(prompts), args.max_new_tokens, args.temperature, seeds)
         answer, seconds = measuring.timed(decode, request, self._clock)
         if not all(answer.texts):
@@ -478,47 +412,27 @@ class Runner:
                 "prefill_seconds": None if prefill is None else prefill / count,
                 "levels": levels,
                 "tokens": tokens,
-                "lossless": self._lossless(method, index, prompt, tokens, turn, repeat),
+                "lossless": self._lossless(method, index, prompt, tokens, turn),
                 "batch": count,
             }
             rows.append(row)
         return rows
 
     def _lossless(
-        self,
-        method: Method,
-        index: int,
-        prompt: list[int],
-        tokens: list[int],
-        turn: int,
-        repeat: int,
+        self, method: Method, index: int, prompt: Ids, tokens: Ids, turn: int
     ) -> dict[str, Any] | None:
         """Compare a text with its reference, or its likelihood with the mean."""
-        engine = method.kind == methods.ENGINE  # an engine's form of the target is another model
-        if self.session.args.temperature > 0:
-            if engine:
-                return None
-            heat = self.session.args.temperature
-            return measuring.compared(self._model, prompt, [], tokens, heat)
+        # An engine's form of the target is another model.
+        model = None if method.kind == methods.ENGINE else self._model
+        if (heat := self.session.args.temperature) > 0:
+            return None if model is None else measuring.compared(model, prompt, [], tokens, heat)
         name, reference = method.plain or self._baseline, tokens
         if name != method.name:
             question = self.session.chosen[index]
-            reference = self._done[question.question_id, turn, name, repeat]["tokens"]
-            if reference is None or self._prompt(question, turn, name, repeat) != prompt:
+            reference = self._done[question.question_id, turn, name]["tokens"]
+            if reference is None or self._prompt(question, turn, name) != prompt:
                 return None
-        model = None if engine else self._model
         return measuring.compared(model, prompt, reference, tokens)
-
-
-def _failed(error: str) -> dict[str, Any]:
-    names = ("prompt_tokens", "new_tokens", "seconds", "prefill_seconds", "tokens", "lossless")
-    return {
-        "status": record.FAILED,
-        "error": error,
-        "levels": [],
-        **dict.fromkeys(names),
-        "batch": 1,
-    }
 
 
 # ---- the report ----------------------------------------------------------------------------------

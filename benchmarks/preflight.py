@@ -33,110 +33,97 @@ SHAPE = {"cuda": SHAPES["llama2-7b"], "cpu": Shape("small", 256, 512, 4, 4, 4, 2
 Calls = Iterator[tuple[str, Callable[[], Any]]]  # timed calls by name
 
 
-class Preflight:
-    """The parts of the report: numbers by name, or calls to time."""
+def properties(device: str) -> dict[str, Any]:
+    """Return the packages that are missing, and facts of the GPU."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    names = ("multi_processor_count", "L2_cache_size", "total_memory", "major", "minor")
+    facts = torch.cuda.get_device_properties(0) if device == "cuda" else None
+    return {"missing": missing, **{name: getattr(facts, name) for name in names if facts}}
 
-    def __init__(self, device: str, repeats: int, compile: bool) -> None:
-        self.device, self.repeats, self.compile = device, repeats, compile
-        self.clock, self.shape = measuring.Clock(device), SHAPE[device]
 
-    # By decreasing importance.
-    PARTS = ("properties", "copy", "node", "attention", "norms", "layers")
-
-    def numbers(self, part: str) -> dict[str, Any]:
-        """Return the numbers of a part; for calls, median microseconds."""
-        result = getattr(self, part)()
-        return result if isinstance(result, dict) else {n: self.microseconds(c) for n, c in result}
-
-    def microseconds(self, call: Callable[[], Any]) -> float:
-        """Return the median microseconds of a call, in a replayed graph on CUDA."""
-        (timed, *_) = measuring.turns([measuring.Contender("call", call)], self.repeats, self.clock)
-        if timed.error is not None:
-            raise RuntimeError(timed.error)
-        if self.device == "cuda" and not timed.captured:
-            raise RuntimeError("the call cannot be captured")
-        return 1e6 * statistics.median(timed.seconds)
-
-    def randn(self, *size: int) -> torch.Tensor:
-        return torch.randn(*size, device=self.device).bfloat16()
-
-    def properties(self) -> dict[str, Any]:
-        missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-        if self.device == "cpu":
-            return {"missing": missing}
-        facts = torch.cuda.get_device_properties(torch.cuda.current_device())
-        names = ("multi_processor_count", "L2_cache_size", "total_memory", "major", "minor")
-        return {"missing": missing, **{name: getattr(facts, name) for name in names}}
-
-    def copy(self) -> dict[str, Any]:
-        return {"gbs": measuring.copy_bandwidth(self.device)}
-
-    def node(self) -> dict[str, Any]:
-        x = torch.zeros(1, device=self.device)
-
-        def nodes() -> None:
-            for _ in range(NODES):
-                x.add_(1)
-
-        return {"us": self.microseconds(nodes) / NODES}
-
-    def attention(self) -> Calls:
-        heads, dim = self.shape.heads, self.shape.head_dim
-        attend = torch.nn.functional.scaled_dot_product_attention
-        for span in SPANS:
-            keys = self.randn(1, heads, span, dim)
-            for width in WIDTHS:
-                query = self.randn(1, heads, width, dim)
-                mask = torch.zeros(1, 1, width, span, device=self.device).bfloat16()
-                yield f"{width} of {span}, torch", partial(attend, query, keys, keys, mask)
-                ours = partial(decoder.attention, query, keys, keys, None, dim**-0.5, causal=True)
-                yield f"{width} of {span}, polyspec", ours
-
-    def norms(self) -> Calls:
-        width = self.shape.hidden
-        weight = self.randn(width)
-        for tokens in WIDTHS:
-            x = self.randn(tokens, width)
-            torch_norm = partial(torch.nn.functional.rms_norm, x, (width,), weight, 1e-5)
-            yield f"{tokens}, torch", torch_norm
-            yield f"{tokens}, polyspec", partial(decoder.rms_norm, x, weight, 1e-5)
-            yield (
-                f"{tokens}, polyspec, with a sum",
-                partial(decoder.add_rms_norm, x, x, weight, 1e-5),
-            )
-
-    def layers(self) -> Calls:
-        """Yield decoder layers, eager and by `torch.compile`, to estimate the gain of fusion."""
-        model = random_model(replace(self.shape, layers=LAYERS), torch.bfloat16, self.device).model
-
-        def run(x: torch.Tensor, positions: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-            for layer in model.layers:
-                x = layer(x, position_embeddings=positions, attention_mask=None)
-            return x
-
+def attention(shape: Shape, device: str) -> Calls:
+    """Yield attention of some tokens, torch's and this package's."""
+    attend = torch.nn.functional.scaled_dot_product_attention
+    for span in SPANS:
+        keys = torch.randn(1, shape.heads, span, shape.head_dim, device=device).bfloat16()
         for width in WIDTHS:
-            x = self.randn(1, width, self.shape.hidden)
-            positions = model.rotary_emb(x, torch.arange(width, device=self.device)[None])
-            yield f"{LAYERS} layers, eager, {width}", partial(run, x, positions)
-            if self.compile:
-                compiled = torch.compile(run, dynamic=False, fullgraph=True)
-                compiled(x, positions)
-                yield f"{LAYERS} layers, compiled, {width}", partial(compiled, x, positions)
+            query = keys[:, :, :width].clone()
+            mask = torch.zeros(1, 1, width, span, device=device).bfloat16()
+            yield f"{width} of {span}, torch", partial(attend, query, keys, keys, mask)
+            scale = shape.head_dim**-0.5
+            ours = partial(decoder.attention, query, keys, keys, None, scale, causal=True)
+            yield f"{width} of {span}, polyspec", ours
+
+
+def norms(shape: Shape, device: str) -> Calls:
+    """Yield RMS norms, torch's and this package's."""
+    weight = torch.randn(shape.hidden, device=device).bfloat16()
+    rms_norm = torch.nn.functional.rms_norm
+    for tokens in WIDTHS:
+        x = torch.randn(tokens, shape.hidden, device=device).bfloat16()
+        yield f"{tokens}, torch", partial(rms_norm, x, (shape.hidden,), weight, 1e-5)
+        yield f"{tokens}, polyspec", partial(decoder.rms_norm, x, weight, 1e-5)
+        summed = partial(decoder.add_rms_norm, x, x, weight, 1e-5)
+        yield f"{tokens}, polyspec, with a sum", summed
+
+
+def layers(shape: Shape, device: str, compiled: bool) -> Calls:
+    """Yield decoder layers, eager and by `torch.compile`, to estimate the gain of fusion."""
+    model = random_model(replace(shape, layers=LAYERS), torch.bfloat16, device).model
+
+    def run(x: torch.Tensor, positions: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        for layer in model.layers:
+            x = layer(x, position_embeddings=positions, attention_mask=None)
+        return x
+
+    for width in WIDTHS:
+        x = torch.randn(1, width, shape.hidden, device=device).bfloat16()
+        positions = model.rotary_emb(x, torch.arange(width, device=device)[None])
+        yield f"{LAYERS} layers, eager, {width}", partial(run, x, positions)
+        if compiled:
+            fast = torch.compile(run, dynamic=False, fullgraph=True)
+            fast(x, positions)
+            yield f"{LAYERS} layers, compiled, {width}", partial(fast, x, positions)
 
 
 @torch.inference_mode()
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all parts; return the JSON report."""
-    if args.device == "cuda" and not torch.cuda.is_available():
+    device, shape = args.device, SHAPE[args.device]
+    if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: expected cpu where torch sees no CUDA device, given cuda")
-    report = output.header("preflight", 3, args.device)
-    report["settings"] = {"repeats": args.repeats, "shape": SHAPE[args.device].name}
-    parts: dict[str, Any] = {}
-    report["parts"] = parts
-    preflight = Preflight(args.device, args.repeats, args.compile == "all")
-    for name in progress.bar(Preflight.PARTS, desc="preflight", leave=False):
+    report, clock = output.header("preflight", 3, device), measuring.Clock(device)
+    report["settings"] = {"repeats": args.repeats, "shape": shape.name}
+    number = torch.zeros(1, device=device)
+
+    def microseconds(call: Callable[[], Any]) -> float:
+        (timed, *_) = measuring.turns([measuring.Contender("call", call)], args.repeats, clock)
+        if timed.error is not None:
+            raise RuntimeError(timed.error)
+        if device == "cuda" and not timed.captured:
+            raise RuntimeError("the call cannot be captured")
+        return 1e6 * statistics.median(timed.seconds)
+
+    def nodes() -> None:
+        for _ in range(NODES):
+            number.add_(1)
+
+    def each(calls: Calls) -> dict[str, float]:
+        return {name: microseconds(call) for name, call in calls}
+
+    # By decreasing importance.
+    measured: dict[str, Callable[[], dict[str, Any]]] = {
+        "properties": lambda: properties(device),
+        "copy": lambda: {"gbs": measuring.copy_bandwidth(device)},
+        "node": lambda: {"us": microseconds(nodes) / NODES},
+        "attention": lambda: each(attention(shape, device)),
+        "norms": lambda: each(norms(shape, device)),
+        "layers": lambda: each(layers(shape, device, args.compile == "all")),
+    }
+    parts = report["parts"] = dict[str, Any]()
+    for name in progress.bar(measured, desc="preflight", leave=False):
         try:
-            parts[name] = preflight.numbers(name)
+            parts[name] = measured[name]()
         except Exception as error:  # the next part may succeed
             traceback.print_exc()
             parts[name] = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}

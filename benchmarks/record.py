@@ -1,10 +1,10 @@
 """A run in its folder: ``run.json`` has settings, models and machine, ``turns.jsonl`` a line per
-question, turn, method and repeat, written after its measurement.
+question, turn and method, written after its measurement.
 
 Numbers are counted alike for every method: new tokens up to and including the EOS, seconds of the
 whole call by the wall clock, prefill included. A line has these keys:
 
-- ``question_id``, ``turn``, ``method``, ``repeat``: key of the line; ``category``, ``task``.
+- ``question_id``, ``turn``, ``method``: key of the line; ``category``, ``task``.
 - ``status``: "ok" or "failed"; a failed turn has its ``error`` and no numbers.
 - ``batch``: questions of the call; ``seconds``: of the call over ``batch``, including
   ``prefill_seconds`` (null if the method does not report them).
@@ -33,8 +33,8 @@ OK, FAILED = "ok", "failed"
 SAME = ("schema", "command", "settings", "models", "machine", "versions")
 
 Turn = dict[str, Any]
-Key = tuple[Any, int, str, int]
-key_of = operator.itemgetter("question_id", "turn", "method", "repeat")  # the `Key` of a line
+Key = tuple[Any, int, str]
+key_of = operator.itemgetter("question_id", "turn", "method")  # the `Key` of a line
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -75,10 +75,8 @@ def read_turns(folder: Path) -> list[Turn]:
 
 
 def differences(before: Any, now: Any, name: str = "") -> list[str]:
-    """Return the differences between the facts of a run and the current facts, in words.
-
-    At the top level, without a `name`, only the keys of `SAME` are compared.
-    """
+    """Return the differences between the facts of a run and the current facts, in words; without a
+    `name`, of the keys of `SAME` alone."""
     if not (isinstance(before, dict) and isinstance(now, dict)):
         return [] if before == now else [f"{name}: {before!r} there, {now!r} now"]
     keys = sorted({*before, *now}) if name else SAME
@@ -98,13 +96,13 @@ class TurnWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self.note({})
         self.turns = read_turns(folder)
-        # Without a partial last line.
-        replace_text(folder / TURNS, "".join(map(_line, self.turns)))
+        lines = (json.dumps(turn, allow_nan=False) + "\n" for turn in self.turns)
+        replace_text(folder / TURNS, "".join(lines))  # without a partial last line
 
     def add(self, turn: Turn) -> None:
         """Append a line."""
         with (self.folder / TURNS).open("a", encoding="utf-8") as file:
-            file.write(_line(turn))
+            file.write(json.dumps(turn, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
         self.turns.append(turn)
@@ -114,7 +112,3 @@ class TurnWriter:
         self.facts |= more
         text = json.dumps(self.facts, indent=1, allow_nan=False) + "\n"
         replace_text(self.folder / FACTS, text)
-
-
-def _line(turn: Turn) -> str:
-    return json.dumps(turn, allow_nan=False) + "\n"

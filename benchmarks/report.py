@@ -1,6 +1,6 @@
 """The papers' tables and figures from saved runs (`record`) as Markdown, CSV, JSON and PNG.
 
-Tables are per run. Only repeats of the same models and settings share a table, a column each.
+Tables are per run. Only runs of the same models and settings share a table, a column each.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from . import figures, output, record
@@ -23,7 +22,7 @@ from .measuring import verdict
 from .questions import OTHER, OVERALL, TASK_NAMES, TASKS
 
 SAMPLES, SEED, TAIL = 2000, 0, 0.025  # of the bootstrap; TAIL: share beyond each bound
-_SAME_TURN = ["question_id", "turn", "repeat"]
+_SAME_TURN = ["question_id", "turn"]
 _FIXED = ("chain", "eagle", "planned", "cascade")  # kinds of methods with fixed windows
 _CAPTIONS = {
     "figure2": "Overall speedup of every method (Figure 2)",
@@ -40,50 +39,37 @@ SPEEDUPS = {(target, system): by_task for target, system, by_task in PAPERS["spe
 POLYBASIC, FOUR_LEVELS, EAGLE_2 = "polybasic", "four levels", "EAGLE-2"
 LARGER = ("Vicuna-13B", "LLaMA2-70B")  # Table 3
 Record = dict[str, Any]
-Floats = npt.NDArray[np.float64]
 
 
-def bootstrap(
-    key: str, rows: pd.DataFrame, columns: Sequence[str], statistic: Callable[[Floats], Floats]
-) -> Record:
-    """Return a statistic of sums and its 95 % interval, under `key`, `key`_low and `key`_high. Each
-    question is drawn with all its turns and repeats; one question has no interval.
+def bootstrap(key: str, rows: pd.DataFrame, columns: Sequence[str]) -> Record:
+    """Return a ratio of sums and its 95 % interval, under `key`, `key`_low and `key`_high. Each
+    question is drawn with all its turns; one question has no interval.
 
     Args:
         rows: turns; rows without a number in any of `columns` are left out.
-        statistic: maps sums ``[B, repeats, columns]`` to ``[B]``, or fewer where it is undefined.
+        columns: a, b, of which the sums' a / b is computed; or a, b, c, d: of (a / b) / (c / d).
     """
     result: Record = dict.fromkeys((key, f"{key}_low", f"{key}_high"))
     rows = rows.dropna(subset=columns)
     if rows.empty:
         return result
-    question, repeat = (pd.factorize(rows[name])[0] for name in ("question_id", "repeat"))
-    count = int(question.max()) + 1
-    sums = np.zeros((count, repeat.max() + 1, len(columns)))
-    np.add.at(sums, (question, repeat), rows[columns].to_numpy(float))
-    values = statistic(sums.sum(0)[None])
+    sums = rows.groupby("question_id", sort=False)[list(columns)].sum().to_numpy(float)
+    count, drawn = len(sums), np.ones((1, len(sums)))
     if count > 1:
         # Counts of draws by question; the same for the same number of questions.
         random = np.random.default_rng(SEED)
-        drawn = random.multinomial(count, np.full(count, 1 / count), size=SAMPLES).astype(float)
-        samples = statistic(np.einsum("bq,qrk->brk", drawn, sums))
-        values = np.append(values, np.quantile(samples, [TAIL, 1 - TAIL]))
-    return result | dict(zip(result, values.tolist(), strict=False))
-
-
-def _ratio_of_rates(sums: Floats) -> Floats:
+        draws = random.multinomial(count, np.full(count, 1 / count), size=SAMPLES)
+        drawn = np.concatenate([drawn, draws])
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
-    return np.asarray(np.nanmedian(ratios[~np.isnan(ratios).all(1)], axis=1), np.float64)
+        totals = drawn @ sums
+        rates = totals[:, ::2] / totals[:, 1::2]
+        value, *samples = rates[:, 0] / rates[:, 1:].prod(1)
+    bounds = np.nanquantile(samples, [TAIL, 1 - TAIL]).tolist() if samples else []
+    return result | dict(zip(result, [float(value), *bounds], strict=False))
 
 
 def _rates(turns: pd.DataFrame, key: str, by: str = "seconds") -> Record:
-    columns = ["new_tokens", by, "new_tokens_base", f"{by}_base"]
-    return bootstrap(key, turns, columns, _ratio_of_rates)
-
-
-def _pooled(sums: Floats) -> Floats:
-    return np.asarray(sums[..., 0].sum(1) / sums[..., 1].sum(1), np.float64)
+    return bootstrap(key, turns, ["new_tokens", by, "new_tokens_base", f"{by}_base"])
 
 
 # ---- what the papers print -----------------------------------------------------------------------
@@ -180,7 +166,7 @@ class Run:
         verified = turns[turns.verified > 0]
         return {
             **_rates(turns, "speedup"),
-            **bootstrap("length", verified, ["emitted", "verified"], _pooled),
+            **bootstrap("length", verified, ["emitted", "verified"]),
             **speedup_of(self.paper, system_of(self.methods[method]), task),
             "turns": len(turns),
         }
@@ -191,10 +177,9 @@ class Run:
         return max(speeds, key=speeds.__getitem__, default=None)
 
     def rate(self, method: str, by: str = "seconds") -> float:
-        """Return new tokens per second: per repeat, then the median."""
-        known = self.turns_of(method).dropna(subset=[by])
-        sums = known.groupby("repeat")[["new_tokens", by]].sum()
-        return float((sums.new_tokens / sums[by]).median())
+        """Return new tokens per second; NaN without turns."""
+        sums = self.turns_of(method).dropna(subset=[by])[["new_tokens", by]].sum()
+        return float(sums.new_tokens / sums[by]) if sums[by] else math.nan
 
     def labelled(self, rows: Any) -> pd.DataFrame:
         """Return rows of methods with labels, in the order of the methods."""
@@ -203,7 +188,7 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Key of the run, equal for repeats on the same kind of machine."""
+        """Key of the run, equal for runs alike on the same kind of machine."""
         keep = ("name", "place", "parameters", "dtype")
         models = [[model[name] for name in keep] for model in self.facts["models"]]
         machine = [self.facts["machine"].get(name) for name in ("device_name", "cpu", "threads")]
@@ -245,15 +230,15 @@ class Table:
             added = {head: spec} if spec else more or {}
             self._shown |= {name: form.partition(" ") for name, form in added.items()}
 
-    def lines(self, heads: Collection[str] = ()) -> list[str]:
-        """Return the lines of Markdown, of the columns `heads` or of all."""
-        shown = {head: spec for head, spec in self._shown.items() if not heads or head in heads}
-        numbers = [at for at, (_, _, form) in enumerate(shown.values()) if form]
+    def lines(self) -> list[str]:
+        """Return the lines of Markdown."""
+        shown = self._shown.values()
+        numbers = [at for at, (_, _, form) in enumerate(shown) if form]
         rows = [
-            [_cell(row, key, form).replace("|", "\\|") for key, _, form in shown.values()]
+            [_cell(row, key, form).replace("|", "\\|") for key, _, form in shown]
             for row in self.records
         ]
-        return output.table(list(shown), rows, numbers)
+        return output.table(list(self._shown), rows, numbers)
 
     def markdown(self) -> list[str]:
         """Return heading, note and table."""
@@ -397,19 +382,6 @@ def _lemma(by_level: Sequence[Any]) -> float:
     return float(sum(level.ms / level.length for level in verifying) + drafting)
 
 
-def passes(run: Run) -> Table:
-    """Return seconds of the models' passes by number of tokens, and overlaps with the target."""
-    facts = run.facts
-    seconds = pd.DataFrame(facts["pass_seconds"]).T.rename(columns=int).sort_index(axis=1)
-    frame = (1e3 * seconds).add_prefix("ms_").rename_axis("name").reset_index()
-    frame["weight_mb"] = 1e-6 * frame.name.map(facts["weight_bytes"])
-    frame["gbs"] = frame.weight_mb / frame.ms_1
-    frame["of_copy"] = 1e9 * frame.gbs / facts["copy_bandwidth_bytes_per_second"]
-    frame["overlap"] = frame.name.map(facts["overlap"])
-    columns = {output.token_count(width): f"ms_{width} .2f" for width in seconds}
-    return Table("passes", frame, columns)
-
-
 def insertions(run: Run) -> Table:
     """Return the insertion test with the run's T and L, then the paper's (Table 1)."""
     rows = []
@@ -502,9 +474,7 @@ def failures(run: Run) -> Table:
 
 def tables_of(run: Run) -> list[Table]:
     """Return the nonempty tables of a run."""
-    every = (
-        overall, by_task, levels, decoding, passes, insertions, adaptation, variances, failures,
-    )  # fmt: skip
+    every = (overall, by_task, levels, decoding, insertions, adaptation, variances, failures)
     return [table for make in every if (table := make(run)).records]
 
 
@@ -623,17 +593,16 @@ def summary(run: Run) -> str:
     where, settings = facts["machine"], facts["settings"]
     done, failed = len(run.lines), len(run.lines) - len(run.turns)
     batch = settings.get("batch", 1)  # missing in the first runs
-    expected = settings["turns"] * settings["repeats"] * len(run.methods)
+    expected = settings["turns"] * len(run.methods)
     text = (
         f"Target: {run.target_name}, {target['parameters'] / 1e6:.0f} million parameters, "
         f"{target['dtype']}. {where['device_name']}, threads: {where['threads']} on "
         f"{where['cores']} cores, torch {facts['versions']['torch']}. "
         f"{run.lines.question_id.nunique()} questions of {settings['questions']}, "
-        f"temperature {run.temperature:g}, up to {settings['max_new_tokens']} new tokens, "
-        + (f"{batch} of them in a call, " if batch > 1 else "")
-        + f"repeats in turns: {settings['repeats']}; {done - failed} turns measured, "
-        f"{failed} failed. Begun {facts['created']}, commit {facts['commit']}"
-        + (" with local changes." if facts.get("dirty") else ".")
+        f"temperature {run.temperature:g}, up to {settings['max_new_tokens']} new tokens"
+        + (f", {batch} of them in a call" if batch > 1 else "")
+        + f"; {done - failed} turns measured, {failed} failed. Begun {facts['created']}, commit "
+        f"{facts['commit']}" + (" with local changes." if facts.get("dirty") else ".")
     )
     sessions = pd.DataFrame(facts.get("seconds") or [])
     if len(sessions):

@@ -44,7 +44,6 @@ METHODS = (PLAIN, ALONE, CHAIN, POLICY, BATCHES, TRANSFORMERS, LLAMA, LLAMA_DRAF
 _SLOTS, _TURNS = 4, 6  # of --conversations
 _WARM_UP = 8  # tokens
 _DRAFTS = 64  # tokens by which other servers may run ahead
-_COUNTED = ("tokens", "arrivals")
 _SETTINGS = (
     "prompts", "per_client", "max_new_tokens", "max_prompt_tokens", "repeats", "seconds", "seed",
     "window", "policy", "conversations",
@@ -171,10 +170,9 @@ def by_batches(chain: Chain, load: Load) -> Iterator[Service]:
 
     def step() -> list[Arrival]:
         batch = [waiting.popleft() for _ in range(min(_BATCH, len(waiting)))]
-        prompts, seeds = [ask.prompt for ask in batch], [ask.seed for ask in batch]
+        numbers, prompts, seeds = (list(column) for column in zip(*batch, strict=True))
         request = Request(prompts, load.max_new_tokens, load.temperature, seeds)
         answer = chain_call(chain, request)
-        numbers = [ask.number for ask in batch]
         return list(zip(numbers, answer.texts, answer.rows, strict=True))
 
     yield Service(add, step)
@@ -283,7 +281,9 @@ class Cell:
     def row(self, base: Mapping[int, float], texts: str | None) -> dict[str, Any]:
         """Return the row of the report; `base`: tokens per second of plain decoding by repeat."""
         traces, rates = self.traces, self.rates()
-        count = {name: sum(len(getattr(trace, name)) for trace in traces) for name in _COUNTED}
+        tokens, arrivals = (
+            sum(len(getattr(trace, name)) for trace in traces) for name in ("tokens", "arrivals")
+        )
         read = [trace.read for trace in traces if trace.read is not None]
         first = [trace.arrivals[0][0] - trace.began for trace in traces if trace.arrivals]
         return {
@@ -293,13 +293,13 @@ class Cell:
             "temperature": self.load.temperature,
             "error": self.error,
             "requests": len(traces),
-            "tokens": count["tokens"],
+            "tokens": tokens,
             "prompt_tokens": sum(len(trace.ask.prompt) for trace in traces),
             "prompt_tokens_read": sum(read) if read else None,
             "repeats": len(rates),
             "tokens_per_second": _spread(rates.values()),
             "x_plain": _spread(rates[n] / base[n] for n in rates if n in base),
-            "tokens_per_arrival": count["tokens"] / max(1, count["arrivals"]),
+            "tokens_per_arrival": tokens / max(1, arrivals),
             "first_token": percentiles(first),
             "between_tokens": percentiles([gap for trace in traces for gap in trace.gaps()]),
             "texts": texts,
@@ -372,14 +372,14 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         room = min(room, args.max_prompt_tokens)
     talk = Conversation(tokenizer_at(original(source)), template, room)
     with contextlib.ExitStack() as stack:
-        servers: list[LlamaServer] = []
+        servers: list[Any] = []
         if args.conversations is None:
-            methods = _methods(args, levels, stack, servers)
+            methods, counts = _methods(args, levels, stack, servers), args.clients
         else:
             open_ = partial(by_server, Chain(levels, args.window), slots=_SLOTS)
             methods = [Method("cached", "prefix cache", open_)]
             methods.append(Method(PLAIN, "without", partial(open_, cache_tokens=0)))
-        counts = args.clients if args.conversations is None else [args.conversations]
+            counts = [args.conversations]
         pairs = itertools.product(args.temperatures, counts)
         loads = [Load(count, heat, args.max_new_tokens) for heat, count in pairs]
         cells = [Cell(method, load) for load in loads for method in methods]
@@ -496,13 +496,11 @@ def _clients(
         texts = itertools.cycle(short[: args.conversations * _TURNS])
 
         def conversation(number: int) -> Client:
-            turns = list(itertools.islice(texts, _TURNS))
-            answers: list[str] = []
+            turns, answers = list(itertools.islice(texts, _TURNS)), list[str]()
             for turn in range(_TURNS):
                 key = number * _TURNS + turn
                 prompt = talk.prompt(turns[: turn + 1], answers)
-                tokens = yield Ask(key, prompt, args.seed + key)
-                answers.append(talk.answer(tokens))
+                answers.append(talk.answer((yield Ask(key, prompt, args.seed + key))))
 
         return [conversation(number) for number in range(load.clients)]
     chosen = questions.select(every, -(-args.prompts // len(questions.TASKS)))[: args.prompts]
@@ -525,26 +523,29 @@ def _rows(cells: Sequence[Cell], target: Any) -> tuple[list[dict[str, Any]], boo
     """Return a row for each cell, and whether a method of ours failed, or its greedy texts differ
     from plain decoding's."""
     ends = set(target.eos_token_ids)
-    cold = [cell for cell in cells if cell.load.temperature == 0]
-    greedy = [(cell.method.name, trace) for cell in cold for trace in cell.traces]
-    # The first text of each method and question.
-    plain = {(name, trace.ask.number): trace.tokens for name, trace in reversed(greedy)}
+    # The first greedy text of each method and question.
+    plain = {
+        (cell.method.name, trace.ask.number): trace.tokens
+        for cell in reversed(cells)
+        if cell.load.temperature == 0
+        for trace in reversed(cell.traces)
+    }
     rates = {(cell.method.name, cell.load): cell.rates() for cell in cells}
     rows, differs = [], False
     for cell in cells:
         method, load, same = cell.method, cell.load, None
         if not cell.traces and cell.error is None:
             continue
-        known = [(plain.get((method.plain, trace.ask.number)), trace) for trace in cell.traces]
-        pairs = [(text, trace) for text, trace in known if text is not None]
-        if pairs and load.temperature == 0:
-            model, texts = target.model if method.ours else None, []
-            for tokens, trace in pairs:  # other servers may leave out the EOS
-                plain_text, text = (
+        texts, model = [], target.model if method.ours else None
+        for trace in cell.traces if load.temperature == 0 else ():
+            tokens = plain.get((method.plain, trace.ask.number))
+            if tokens is not None:  # other servers may leave out the EOS
+                pair = (
                     [t for t in own if method.ours or t not in ends]
                     for own in (tokens, trace.tokens)
                 )
-                texts.append(compared(model, trace.ask.prompt, plain_text, text))
+                texts.append(compared(model, trace.ask.prompt, *pair))
+        if texts:
             judged = verdict(texts, target.model.dtype)
             same = judged["lossless"] + " (its own)" * (method.plain != PLAIN)
             differs = differs or (method.ours and not is_lossless(judged))
@@ -563,6 +564,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     """Return a table for each temperature."""
     settings, where = report["settings"], report["machine"]
     talks = settings["conversations"] is not None
+    counted = all("tokens_per_arrival" in row for row in report["rows"])  # older reports lack it
     lines = [
         f"{' <- '.join(report['levels'])}: {where['cpu']}, {output.conditions(report)}, "
         f"{report['load']['after']:.1f} after, transformers {where['transformers']}, commit "
@@ -573,25 +575,20 @@ def markdown(report: Mapping[str, Any]) -> str:
         *(f"- `{server['command']}`: {server['version']}" for server in report["servers"]),
     ]
     heads = ["clients", "method", "tokens/s", "range", "x plain", "range", "first token, ms"]
-    counted = all("tokens_per_arrival" in row for row in report["rows"])  # older reports lack it
     heads += ["between tokens, ms", *["tokens at once"] * counted]
     heads += [*["prompt tokens read"] * talks, "greedy texts as plain's"]
-    for temperature in dict.fromkeys(row["temperature"] for row in report["rows"]):
+    for temperature, rows in itertools.groupby(report["rows"], lambda row: row["temperature"]):
+        cells = [_cells(row, len(heads), talks, counted) for row in rows]
         lines += ["", f"Temperature {temperature:g}:", ""]
-        rows = [
-            _cells(row, talks, counted)
-            for row in report["rows"]
-            if row["temperature"] == temperature
-        ]
-        lines += output.table(heads, rows, range(2, 8 + talks + counted))
+        lines += output.table(heads, cells, range(2, len(heads) - 1))
     return "\n".join(lines)
 
 
-def _cells(row: Mapping[str, Any], talks: bool, counted: bool) -> list[str]:
+def _cells(row: Mapping[str, Any], count: int, talks: bool, counted: bool) -> list[str]:
     rate, times = row["tokens_per_second"], row["x_plain"]
     cells = [str(row["clients"]), row["label"]]
     if rate is None:
-        return [*cells, *["-"] * (6 + talks + counted), row["error"]]
+        return [*cells, *["-"] * (count - 3), row["error"]]
     for form, spread in ((".1f", rate), (".2f", times)):
         median, low, high = (format(x, form) for x in spread.values()) if spread else "---"
         cells += [median, f"{low} to {high}" if spread else "-"]

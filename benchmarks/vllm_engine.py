@@ -25,8 +25,8 @@ _ROOT = Path(__file__).resolve().parents[1]
 _KV_BYTES = 1 << 28
 _WINDOW = 4  # of a single drafter below vLLM's target
 _PROPOSER = "polyspec_ext.integrations.vllm.chain.ChainProposer"
-VLLM, NGRAM, DRAFT, RULE, TWO, CHAIN, POLICY = OF_VLLM = (
-    "vllm", "vllm-ngram", "vllm-draft", "vllm-rule", "vllm-two", "vllm-chain", "vllm-policy",
+VLLM, NGRAM, DRAFT, RULE, TWO, POLICY = OF_VLLM = (
+    "vllm", "vllm-ngram", "vllm-draft", "vllm-rule", "vllm-two", "vllm-policy",
 )  # fmt: skip
 # Label, and arguments of vLLM's ``EngineArgs``, by method.
 Ways = dict[str, tuple[str, dict[str, Any]]]
@@ -60,7 +60,6 @@ def ways(
         windows = list(window or [_WINDOW] * len(drafts))
         for key, levels, sizes, rest in (
             (TWO, models[:1], [_WINDOW], {}),
-            (CHAIN, list(drafts), windows, {}),
             (POLICY, list(drafts), windows, {"policy": policy}),
         ):
             label = f"our {len(levels) + 1} levels in vLLM" + f", {policy} policy" * bool(rest)

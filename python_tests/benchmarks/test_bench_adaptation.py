@@ -18,6 +18,7 @@ from benchmarks import adaptation
 from benchmarks.adaptation import (
     BRANCH,
     HELD_OUT,
+    LIMITS,
     TUNING,
     Text,
     Trace,
@@ -28,6 +29,7 @@ from benchmarks.adaptation import (
     replay,
 )  # fmt: skip
 from polyspec_ext import tiny
+from polyspec_ext.policies import Joint, Online
 
 PROMPTS = [[0, 45, 300, 17, 5, 99], [0, 800, 12]]
 CHAINS = [
@@ -40,9 +42,7 @@ CHAINS = [
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.adaptation.measured_seconds", lambda: SECONDS)
-        made = record({"ours": PROMPTS}, 40)
+    made = Traces(record({"ours": PROMPTS}, 40), SECONDS)
     place = tmp_path_factory.mktemp("traces") / "traces.json"
     made.save(place)
     assert Traces.read(place) == made
@@ -110,8 +110,8 @@ def test_joint_is_as_good_as_online_and_better_on_three_levels() -> None:
             traces = [Trace(text, chain) for text in texts]
             costs = costs_of([times[0], *times[4 - count :]])
             online, joint = (
-                replay(traces, costs, adaptation.policy_of(name, count), start)
-                for name in ("online", "joint")
+                replay(traces, costs, kind(max_windows=LIMITS[count]), start)
+                for kind in (Online, Joint)
             )
             gains[count].append(joint / online)
     assert min(*gains[2], *gains[3]) > 0.99

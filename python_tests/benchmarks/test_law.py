@@ -19,9 +19,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("label", ["ours: three levels", "ours: three paths"])
 def test_a_chain_has_the_law_and_no_other(label: str, models: Path) -> None:
     told = law.answers(label, str(models), 1024, 1)
-    for name, sampling in law.SETTINGS.items():
-        assert law.p_value(law.law_of(models, sampling), told["texts"][name]) > 1e-6
-        warmer = {**sampling, "temperature": sampling["temperature"] + 0.5}
-        assert law.p_value(law.law_of(models, warmer), told["texts"][name]) < 1e-6
+    for name, (temperature, filters) in law.SETTINGS.items():
+        texts = told["texts"][name]
+        assert law.p_value(law.law_of(models, temperature, filters), texts) > 1e-6
+        assert law.p_value(law.law_of(models, temperature + 0.5, filters), texts) < 1e-6
     assert told["batch"] == told["alone"]
-    assert told["greedy"] == law.Ours(models).greedy(law.prompts())
+    assert told["greedy"] == law.ours(models)(law.greedy()).texts

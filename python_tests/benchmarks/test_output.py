@@ -67,7 +67,7 @@ NO_DEVICE = "--device cuda: no CUDA device, or a build without CUDA kernels"
     [
         ("kernels --device cuda", NO_DEVICE),
         ("shapes --device cuda", NO_DEVICE),
-        ("kernels --operators verfy", "--operators: expected sample, verify-token"),
+        ("shapes --chains w5", "--chains: expected some of eagle, "),
         ("kernels --filters top_p=2", "top_p: expected a number in [0, 1], given 2"),
         ("kernels --dtype int8", "--dtype: expected float32"),
         ("kernels --acceptance 1.5", "--acceptance: expected a number in [0, 1]"),

@@ -15,10 +15,10 @@ from reference_rules import distribution as distribution_of
 from benchmarks import operators
 from benchmarks.operators import Case, Feed, Filters
 
-CUT = Filters(top_k=6, top_p=0.85, min_p=0.02)
+CUT = Filters(top_k=6, top_p=0.85)
 
 
-@pytest.mark.parametrize("filters", [Filters(), CUT, Filters(top_p=0.8), Filters(min_p=0.1)])
+@pytest.mark.parametrize("filters", [Filters(), CUT, Filters(top_p=0.8), Filters(top_k=3)])
 def test_processed_distribution(filters: Filters) -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 2, (5, 40)).astype(np.float32)

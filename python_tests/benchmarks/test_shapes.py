@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import polyspec_ext as ps
-from benchmarks import chosen, replays, shapes
+from benchmarks import chosen, shapes
 from benchmarks.__main__ import main
 from benchmarks.shapes import SHAPES, Shape, config_of
 
@@ -95,7 +95,7 @@ def test_chains_accept_what_was_chosen() -> None:
     assert {len(some) for some in before} == {len(rows)} == {1 + len(before)}
     assert all(row["same_text"] for row in rows)
     tables, end = chains.tables, begin + tokens
-    chain = ps.Chain([chains.parts[0].target])
+    chain = ps.Chain([chains.target])
     (plain,) = chain.generate([[3] * begin], tokens, eos_token_id=[]).sequences
     assert torch.equal(plain[begin:], tables.target[begin:end])
     for row in rows[1:]:
@@ -137,12 +137,12 @@ def test_replays_of_a_trace() -> None:
         # The profiler exports nodes in any order.
         events += [node("b", launch, begin + 7, 2.0 + launch), node("a", launch, begin + 1, 4.0)]
     events += [node("a", 9, 300.0, 1.0), node("c", 10, 310.0, 50.0), node("c", 10, 360.0, 50.0)]
-    longest, other = replays.replays(events)
+    longest, other = chosen.replays(events)
     assert longest["by_name"] == {"c": [2, 100.0]}
     assert longest["gaps_us"] == 0
     assert other.pop("by_name") == {"a": [1, 4.0], "b": [1, 3.0]}
     assert other == {"replays": 3, "nodes": 2, "us": 9.0, "gaps_us": 2.0}
-    assert replays.replays(replays.trace_of(lambda: torch.ones(8).add(1))) == []
+    assert chosen.replays(chosen.trace_of(lambda: torch.ones(8).add(1))) == []
 
 
 def test_a_chain_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_a_chain_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*arguments: object) -> None:
         raise RuntimeError("no head today\nand more")
 
-    monkeypatch.setattr(type(chains.parts[0].by_name[chosen.HEAD][0]), "draft", failing)
+    monkeypatch.setattr(type(chains.by_name[chosen.HEAD][0]), "draft", failing)
     *_, rows = chosen.measure(chains, [(0.9, 0.6)], 1)
     assert {row["error"] for row in rows if chosen.HEAD in row["label"]} == {
         "RuntimeError: no head today"

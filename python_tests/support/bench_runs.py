@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +47,7 @@ def facts(temperature: float = 0.0, place: str | None = None, **more: Any) -> di
         "machine": {"device_name": "a processor", "cpu": "a processor", "cores": 2, "threads": 2},
         "commit": "0123456789ab",
         "versions": {"torch": "2.13"},
-        "settings": {"questions": "spec_bench", "turns": 14, "repeats": 3, "max_new_tokens": 64,
+        "settings": {"questions": "spec_bench", "turns": 14, "max_new_tokens": 64,
                      "temperature": temperature, "seed": 0, "template": None, "threads": 2,
                      "warm_up": 1},
         "models": [
@@ -56,8 +57,6 @@ def facts(temperature: float = 0.0, place: str | None = None, **more: Any) -> di
         ],
         "methods": [method(one) for one in METHODS],
         "prediction": {"three": {"tokens_per_second": 123.0, "windows": [11, 4]}},
-        "pass_seconds": {"target": {"1": 0.02, "4": 0.024}, "eagle": {"1": 0.004, "4": 0.005}},
-        "overlap": {"target": 1.0, "eagle": 0.61},
         "copy_bandwidth_bytes_per_second": 2e10,
         "weight_bytes": {"target": 1.4e7, "target W4": 4e6, "eagle": 1e6},
         **more,
@@ -65,12 +64,7 @@ def facts(temperature: float = 0.0, place: str | None = None, **more: Any) -> di
 
 
 def turn_of(
-    one: Mapping[str, Any],
-    question: int,
-    turn: int,
-    repeat: int,
-    draw: random.Random,
-    temperature: float,
+    one: Mapping[str, Any], question: int, turn: int, draw: random.Random, temperature: float
 ) -> dict[str, Any]:
     """A line of turns.jsonl."""
     task = TASKS[question % len(TASKS)]
@@ -98,7 +92,7 @@ def turn_of(
         lossless = {"surprise": draw.gauss(0, 3), "variance": draw.uniform(8, 10)}
     return {
         "question_id": question + 80, "category": task, "task": task, "turn": turn,
-        "method": one["name"], "repeat": repeat, "status": "ok", "error": None,
+        "method": one["name"], "status": "ok", "error": None,
         "prompt_tokens": draw.randint(20, 200), "new_tokens": len(tokens),
         "seconds": prefill + decode, "prefill_seconds": prefill if own else None,
         "levels": levels, "tokens": tokens, "lossless": lossless,
@@ -113,25 +107,19 @@ def failed(line: Mapping[str, Any], error: str) -> dict[str, Any]:
     return {**line, **nothing, "levels": [], "status": "failed", "error": error}
 
 
-def lines(
-    about: Mapping[str, Any], seed: int = 0, questions: int = 12, repeats: int = 3
-) -> list[dict[str, Any]]:
+def lines(about: Mapping[str, Any], seed: int = 0, questions: int = 12) -> list[dict[str, Any]]:
     """Turns of every method; every sixth question has two, some fail."""
     draw = random.Random(seed)
     found = []
-    for repeat in range(repeats):
-        for question in range(questions):
-            for one in about["methods"]:
-                broken = False
-                for turn in range(2 if question % 6 == 0 else 1):
-                    line = turn_of(
-                        one, question, turn, repeat, draw, about["settings"]["temperature"]
-                    )
-                    if broken:
-                        line = failed(line, "the turn before failed")
-                    elif draw.random() < 0.06:
-                        line, broken = failed(line, "RuntimeError: out of memory"), True
-                    found.append(line)
+    for question, one in itertools.product(range(questions), about["methods"]):
+        broken = False
+        for turn in range(2 if question % 6 == 0 else 1):
+            line = turn_of(one, question, turn, draw, about["settings"]["temperature"])
+            if broken:
+                line = failed(line, "the turn before failed")
+            elif draw.random() < 0.06:
+                line, broken = failed(line, "RuntimeError: out of memory"), True
+            found.append(line)
     return found
 
 
@@ -150,9 +138,9 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def ok(turns: Sequence[Mapping[str, Any]], name: str, task: str = "overall") -> dict[Any, Any]:
-    """Of a method and task, by question, turn and repeat."""
+    """Of a method and task, by question and turn."""
     return {
-        (line["question_id"], line["turn"], line["repeat"]): line
+        (line["question_id"], line["turn"]): line
         for line in turns
         if line["method"] == name
         and line["status"] == "ok"

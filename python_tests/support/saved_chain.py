@@ -46,6 +46,7 @@ def end_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
         out = generate(self, *args, **options)
         if len(self.names) == 3:
             out.sequences[0, -1] ^= 1
+            out.new_tokens[0][-1] ^= 1
         return out
 
     monkeypatch.setattr(ps.Chain, "generate", wrong)
