@@ -56,34 +56,20 @@ class Pending(NamedTuple):
 
 @dataclass(slots=True)
 class _Text:
-    """A text and its drafts.
-
-    Attributes:
-        request: its prompt and parameters; ids that the chain cannot read are 0.
-        tokens: committed by the target, as well.
-        row: row of the chain, with the text and its drafts; None: the text has not joined.
-        differs: the row has another text than `tokens`, and no draft is pending.
-        logits: ``[Vd]`` of each draft token.
-        round: as in `Pending`.
-        windows: last choice of the policy; steps: steps of the target since. reported: length of
-            the text in the last report; None: no report. chosen: `windows` apply to the next draft.
-    """
+    """A text and its drafts."""
 
     number: int
-    request: Request
-    tokens: list[int] = field(init=False)
-    row: Row | None = None
-    differs: bool = False
-    logits: list[torch.Tensor] = field(default_factory=list)
-    round: int = 0
+    request: Request  # ids that the chain cannot read are 0
+    tokens: list[int]  # of the prompt, and committed by the target
+    row: Row | None = None  # of the chain, with the text and its drafts; None: not joined
+    differs: bool = False  # the row has another text than `tokens`, and no draft is pending
+    logits: list[torch.Tensor] = field(default_factory=list)  # [Vd] of each draft token
+    round: int = 0  # as in `Pending`
     error: Exception | None = None
-    windows: list[int] = field(default_factory=list)
-    steps: list[StepReport] = field(default_factory=list)
-    reported: int | None = None
-    chosen: bool = False
-
-    def __post_init__(self) -> None:
-        self.tokens = list(self.request.tokens)
+    windows: list[int] = field(default_factory=list)  # last choice of the policy
+    steps: list[StepReport] = field(default_factory=list)  # of the target since the choice
+    reported: int | None = None  # length of the text in the last report to the policy
+    chosen: bool = False  # whether `windows` apply to the next draft
 
     @property
     def drafts(self) -> list[int]:
@@ -165,12 +151,7 @@ class DraftChain:
         """Number of tokens of each text, without its drafts."""
         return {key: len(text.tokens) for key, text in self._texts.items()}
 
-    def add(
-        self,
-        key: Hashable,
-        tokens: Sequence[int],
-        **options: Unpack[Parameters],
-    ) -> None:
+    def add(self, key: Hashable, tokens: Sequence[int], **options: Unpack[Parameters]) -> None:
         """Add a text. The levels read it at the first `propose` that needs drafts.
 
         Args:
@@ -196,7 +177,7 @@ class DraftChain:
         seed = _C.row_seed(request.seed, _SEED_AT)
         used = {text.number for text in self._texts.values()}
         number = next(n for n in itertools.count() if n not in used)
-        self._texts[key] = _Text(number, replace(request, seed=seed))
+        self._texts[key] = _Text(number, replace(request, seed=seed), list(request.tokens))
 
     def propose(self, wanted: Mapping[Any, int]) -> None:
         """Draft until each text has at least the wanted number of pending tokens. Fewer are
@@ -286,8 +267,7 @@ class DraftChain:
 
     def remove(self, key: Hashable) -> None:
         """Remove a text and its drafts. KeyError: no text has the key."""
-        text = self._text(key)
-        self._leave(text)
+        self._leave(self._text(key))
         del self._texts[key]
 
     def error(self, key: Hashable) -> Exception | None:

@@ -10,7 +10,6 @@ processors; `TransformersProcessors` adapts the `LogitsProcessorList` of `genera
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections.abc import Callable, Sequence, Sized
 from typing import Any, NamedTuple
@@ -82,9 +81,13 @@ def require_applicable(processor: Any) -> None:
         raise TypeError(
             f"{name}: expected arguments input_ids and scores, given one that needs {names} as well"
         )
-    own = _users_part(processor)
+    own = processor
+    if _of_transformers(type(processor)):
+        own, name = (
+            getattr(processor, "_prefix_allowed_tokens_fn", None),
+            "prefix_allowed_tokens_fn",
+        )
     if own is not None and not getattr(own, "function_of_prefix", False):
-        name = name if own is processor else "prefix_allowed_tokens_fn"
         raise ValueError(
             f"{name}: a chain calls it for drafted positions too, row by row; if its result "
             "follows from a row's prefix and scores alone, set its attribute function_of_prefix = "
@@ -126,14 +129,11 @@ def take_apart(processors: Sequence[Any], do_sample: bool) -> Parts:
         return Parts(left, Sampling(temperature=0.0), normalize)
     parameters = {}
     for kind, name in _WARPERS:
-        if left and type(left[-1]) is kind and _plain(left[-1]):
+        last = left[-1] if left else None
+        usual = getattr(last, "filter_value", _NEGATIVE) == _NEGATIVE
+        if type(last) is kind and usual and getattr(last, "min_tokens_to_keep", 1) == 1:
             parameters[name] = getattr(left.pop(), name)
     return Parts(left, Sampling(**parameters), normalize)
-
-
-def _plain(warper: Any) -> bool:
-    value = getattr(warper, "filter_value", _NEGATIVE)
-    return bool(value == _NEGATIVE and getattr(warper, "min_tokens_to_keep", 1) == 1)
 
 
 def shown_scores(logits: torch.Tensor, parts: Parts) -> torch.Tensor:
@@ -164,17 +164,13 @@ class TransformersProcessors:
     drafts may have any distribution that is known, and the target verifies by its processed logits.
 
     Args:
-        processors: in the order of application; see `take_apart`.
+        processors: in the order of application, those of `take_apart`.
         vocab_size: V of the target.
         padding: per row ``[P_b]`` int64, P_b >= 0: ids left of the prompt.
-        prompts: length of each prompt, without padding.
-        eos: per row, the ids that end its text.
+        committed: per row, the number of tokens that the target has committed, at first those of
+            the prompt; the caller updates it. Later positions are drafted.
+        eos: the ids that end a text.
         keep: store the unprocessed logits of the latest call per row in `given`.
-        committed: per row, the number of tokens that the target has committed, prompt included;
-            the caller updates it. Later positions are drafted.
-
-    Raises:
-        TypeError, ValueError: as `require_applicable`.
     """
 
     def __init__(
@@ -183,21 +179,17 @@ class TransformersProcessors:
         *,
         vocab_size: int,
         padding: Sequence[torch.Tensor],
-        prompts: Sequence[int],
-        eos: Sequence[frozenset[int]],
         committed: Sequence[int],
+        eos: frozenset[int],
         keep: bool = False,
     ) -> None:
-        for processor in processors:
-            require_applicable(processor)
-        self._vocab_size = vocab_size
+        self._vocab_size, self._eos = vocab_size, eos
         self._padding = [ids.to(torch.int64) for ids in padding]
-        self._prompts, self._eos = list(prompts), list(eos)
+        self._prompts, self._committed = list(committed), committed
         self._device = padding[0].device
-        count = len(prompts)
-        self._steps = [[_step(p, row, count) for p in processors] for row in range(count)]
-        self._keep, self._committed = keep, committed
-        self.given: dict[int, torch.Tensor] = {}
+        rows = range(len(padding))
+        self._steps = [[_step(p, row, len(padding)) for p in processors] for row in rows]
+        self._keep, self.given = keep, dict[int, torch.Tensor]()
 
     # The chain runs in inference mode, but processors cache tensors and may be used outside of it.
     @torch.inference_mode(False)
@@ -261,16 +253,10 @@ class TransformersProcessors:
     def _void(self, scores: torch.Tensor, ids: torch.Tensor, first: int, row: int) -> bool:
         reached = first + len(scores)
         begin = len(self._padding[row]) + self._prompts[row]
-        if not self._eos[row].isdisjoint(ids[begin:reached].tolist()):
+        if not self._eos.isdisjoint(ids[begin:reached].tolist()):
             return True
         drafted = ids[first:reached, None]
         return bool(torch.isneginf(scores.gather(1, drafted)).any())
-
-
-def _users_part(processor: Any) -> Any:
-    if not _of_transformers(type(processor)):
-        return processor
-    return getattr(processor, "_prefix_allowed_tokens_fn", None)
 
 
 def _step(processor: Any, row: int, count: int) -> _Step:
@@ -284,7 +270,7 @@ def _step(processor: Any, row: int, count: int) -> _Step:
         allowed = getattr(processor, "_prefix_allowed_tokens_fn", None)
         if allowed is not None and hasattr(processor, "_num_beams"):
             processor = copy.copy(processor)
-            processor._prefix_allowed_tokens_fn = functools.partial(_for_row, allowed, row)
+            processor._prefix_allowed_tokens_fn = lambda _, sent: allowed(row, sent)
         elif any(_by_row(value, count) for value in vars(processor).values()):
             rows = count
     return _Step(processor, rows, name)
@@ -294,7 +280,3 @@ def _by_row(value: Any, count: int) -> bool:
     if isinstance(value, torch.Tensor):
         return value.dim() > 0 and value.shape[0] == count
     return callable(value) or (isinstance(value, Sized) and len(value) == count)
-
-
-def _for_row(allowed: Callable[[int, Any], Any], row: int, _: int, sent: Any) -> Any:
-    return allowed(row, sent)

@@ -145,17 +145,9 @@ def custom_generate(
                     "pass stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)]"
                 )
             criteria.append(StopStringCriteria(tokenizer, stops))
-        run = _Run(
-            chain,
-            input_ids,
-            take_apart(logits_processor or (), bool(generation_config.do_sample)),
-            criteria,
-            generation_config,
-            model_kwargs,
-            seed,
-            streamers,
-            encoded,
-        )
+        parts = take_apart(logits_processor or (), bool(generation_config.do_sample))
+        padding, config = padding_of(input_ids, model_kwargs), generation_config
+        run = _Run(chain, input_ids, padding, parts, criteria, config, seed, streamers, encoded)
         if token_streamer is not None:  # `generate` has put the prompts in its streamer
             token_streamer.put(input_ids.cpu())
         return run()
@@ -169,8 +161,8 @@ def _dropped(frame: types.FrameType | None) -> dict[str, Any]:
     caller = None if frame is None else frame.f_back
     if caller is None or caller.f_code.co_name != "generate":
         return {}
-    ours = not str(caller.f_globals.get("__name__")).startswith("transformers.")
-    return {} if ours else dict(caller.f_locals)
+    theirs = str(caller.f_globals.get("__name__")).startswith("transformers.")
+    return dict(caller.f_locals) if theirs else {}
 
 
 class _Run:
@@ -180,10 +172,10 @@ class _Run:
         self,
         chain: Chain,
         input_ids: torch.Tensor,
+        padding: list[int],
         parts: Parts,
         criteria: list[Any],
         config: Any,
-        model_kwargs: dict[str, Any],
         seed: int | Sequence[int] | None,
         streamers: list[Any],
         encoded: EncodedInput | None,
@@ -193,15 +185,25 @@ class _Run:
         self.with_scores = self.as_dict and bool(config.output_scores)
         self.with_logits = self.as_dict and bool(config.output_logits)
         count, self.width = input_ids.shape
-        padding = padding_of(input_ids, model_kwargs)
         rows = [row[n:] for row, n in zip(input_ids.tolist(), padding, strict=True)]
         prompts = requests.prompts("input_ids", rows, chain.vocab_sizes[0])
-        eos, limit = self._sort(criteria, config)
+        eos, limits = set[int](), list[int]()  # a caller's limit replaces the configuration's
+        self.criteria: list[Any] = []  # which read single rows
+        self.others: list[Any] = []
+        for criterion in criteria:
+            if type(criterion) is EosTokenCriteria:
+                eos.update(criterion.eos_token_id.reshape(-1).tolist())
+            elif type(criterion) is MaxLengthCriteria:
+                limits.append(criterion.max_length)
+            elif type(criterion) in (StopStringCriteria, MaxTimeCriteria):
+                self.criteria.append(criterion)
+            else:
+                self.others.append(criterion)
         ids = config.eos_token_id if config.pad_token_id is None else config.pad_token_id
         self.pad = ids if ids is None or isinstance(ids, int) else ids[0]
         if self.pad is None and count > 1 and (eos or self.criteria or self.others):
             raise ValueError("pad_token_id: expected an id, as rows may end apart, given None")
-        new = max(limit - self.width, 1)
+        new = max(min(limits, default=config.max_length) - self.width, 1)
         self.ids = input_ids.new_full((count, self.width + new), self.pad or 0)
         self.ids[:, : self.width] = input_ids
         self.texts: list[list[int]] = [[] for _ in prompts]
@@ -216,10 +218,9 @@ class _Run:
                 parts.processors,
                 vocab_size=chain.vocab_sizes[0],
                 padding=[row[:n] for row, n in zip(input_ids, padding, strict=True)],
-                prompts=self.committed,
-                eos=[eos] * count,
-                keep=self.with_logits,
                 committed=self.committed,
+                eos=frozenset(eos),
+                keep=self.with_logits,
             )
         watched = self.with_scores or self.with_logits
         self.batch: Batch = chain.batch(
@@ -234,35 +235,25 @@ class _Run:
             observe=self._observe if watched else None,
         )
 
-    def _sort(self, criteria: list[Any], config: Any) -> tuple[frozenset[int], int]:
-        """Return EOS ids and maximum length, padding included. Store other criteria: in `criteria`
-        if they read single rows, else in `others`."""
-        eos: set[int] = set()
-        limits: list[int] = []  # a caller's criterion replaces the configuration's limit
-        self.criteria: list[Any] = []
-        self.others: list[Any] = []
-        for criterion in criteria:
-            if type(criterion) is EosTokenCriteria:
-                eos.update(criterion.eos_token_id.reshape(-1).tolist())
-            elif type(criterion) is MaxLengthCriteria:
-                limits.append(criterion.max_length)
-            elif type(criterion) in (StopStringCriteria, MaxTimeCriteria):
-                self.criteria.append(criterion)
-            else:
-                self.others.append(criterion)
-        return frozenset(eos), min(limits, default=config.max_length)
-
     def __call__(self) -> torch.Tensor | GenerateOutput:
         batch = self.batch
         try:
             while committed := batch.advance():
                 for row, tokens in committed:
                     self._take(row, tokens)
-                ready = self._ready()
+                longest = max(map(len, self.texts))
+                rows = zip(batch.rows, self.texts, strict=True)
+                ready = min(longest if row.ended else len(text) for row, text in rows)
                 if self.others:
                     self._ask(ready)
                     ready = self.asked
-                self._stream(ready)
+                for step in range(self.streamed, ready):
+                    shown = [
+                        text[step] if step < len(text) else self.pad or 0 for text in self.texts
+                    ]
+                    for streamer in self.streamers:
+                        streamer.put(torch.tensor(shown))
+                self.streamed = max(self.streamed, ready)
         finally:
             self.chain.owner.end(batch)
             if self.processors is not None:
@@ -277,13 +268,14 @@ class _Run:
                 found = batch.rows[number].logprobs[: len(text)]
                 logprobs[number, : len(text)] = logprobs.new_tensor(found)
 
-        def steps(rows: list[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
-            return tuple(self._step(rows, step) for step in range(longest))
-
+        scores, logits = (
+            tuple(self._step(rows, step) for step in range(longest)) if shown else None
+            for rows, shown in ((self.scores, self.with_scores), (self.logits, self.with_logits))
+        )
         return GenerateOutput(
             sequences=sequences,
-            scores=steps(self.scores) if self.with_scores else None,
-            logits=steps(self.logits) if self.with_logits else None,
+            scores=scores,
+            logits=logits,
             logprobs=logprobs.to(sequences.device),
             stats=batch.stats,
             requests=[row.stats for row in batch.rows],
@@ -307,11 +299,6 @@ class _Run:
         del self.texts[row][length:]
         self.ids[row, self.width + length :] = self.pad or 0
         self.batch.end(self.batch.rows[row], over)
-
-    def _ready(self) -> int:
-        longest = max(map(len, self.texts))
-        rows = zip(self.batch.rows, self.texts, strict=True)
-        return min(longest if row.ended else len(text) for row, text in rows)
 
     def _ask(self, ready: int) -> None:
         """Check `others`, once per step with the whole batch as `generate` does, because they may
@@ -342,13 +329,6 @@ class _Run:
         pairs = zip(rows, self.texts, strict=True)
         shown = [row[step] if step < len(text) else end for row, text in pairs]
         return torch.stack(shown).to(self.ids.device)
-
-    def _stream(self, ready: int) -> None:
-        for at in range(self.streamed, ready):
-            step = [text[at] if at < len(text) else self.pad or 0 for text in self.texts]
-            for streamer in self.streamers:
-                streamer.put(torch.tensor(step))
-        self.streamed = max(self.streamed, ready)
 
 
 def _met(answer: Any, rows: int) -> list[bool]:
@@ -406,11 +386,7 @@ _KNOWN = {
 
 
 def require_supported(config: Any, model_kwargs: dict[str, Any]) -> None:
-    """Refuse options that a chain cannot honour.
-
-    Raises:
-        ValueError: the message names the option.
-    """
+    """Refuse options that a chain cannot honour (ValueError)."""
     for name, is_set in REFUSED_OPTIONS.items():
         value = getattr(config, name, None)
         if value is not None and is_set(value):
@@ -494,33 +470,26 @@ def padding_of(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[in
 
 
 class Attachment:
-    """A chain attached to a model; as a context manager, until the end of the block.
-
-    Attributes:
-        model: its `generate` runs the chain.
-        chain: its target is the model.
-    """
+    """A chain attached to a model; as a context manager, until the end of the block."""
 
     def __init__(self, model: PreTrainedModel, chain: Chain) -> None:
         require_chain(chain, model)
         self.model: Any = _model_inside(model)
         self.chain = chain
         attached = _attached(self.model)
-        if attached is None:
-            self.model.generate = _generate_with([self], self.model)
-        else:
-            attached.append(self)
+        if not attached:
+            self.model.generate = _generate_with(attached, self.model)
+        attached.append(self)
 
     def detach(self) -> None:
         """Detach the chain: restore `generate`, or run the chain that was attached before."""
         attached = _attached(self.model)
-        if attached is not None and self in attached:
+        if self in attached:
             attached.remove(self)
             if not attached:
                 before = self.model.generate.before
-                if before is None:
-                    del self.model.generate
-                else:
+                del self.model.generate
+                if before is not None:
                     self.model.generate = before
 
     def __enter__(self) -> Attachment:
@@ -583,8 +552,8 @@ def _stop_strings_of(model: Any, options: dict[str, Any]) -> tuple[Any, dict[str
     return stops, options
 
 
-def _attached(model: Any) -> list[Attachment] | None:
-    attached: list[Attachment] | None = getattr(vars(model).get("generate"), "attached", None)
+def _attached(model: Any) -> list[Attachment]:
+    attached: list[Attachment] = getattr(vars(model).get("generate"), "attached", [])
     return attached
 
 

@@ -18,7 +18,6 @@ import polyspec_ext as ps
 from polyspec_ext.integrations.processors import (
     REFUSED_PROCESSORS,
     TransformersProcessors,
-    require_applicable,
     shown_scores,
     take_apart,
 )
@@ -30,18 +29,18 @@ PADDING = [2, 0]
 NEW = [[4, 3, 4], [6, 5, 6]]
 
 
-def make(processors: list[Any], **options: Any) -> TransformersProcessors:
-    return TransformersProcessors(
-        processors,
-        **{
-            "vocab_size": V,
-            "padding": [torch.tensor(p[:n]) for p, n in zip(PROMPTS, PADDING, strict=True)],
-            "prompts": [3, 5],
-            "eos": [frozenset({1})] * 2,
-            "committed": [99, 99],
-            **options,
-        },
-    )
+def make(
+    processors: list[Any], committed: tuple[int, ...] = (99, 99), **options: Any
+) -> TransformersProcessors:
+    lengths = [3, 5]
+    usual = {
+        "vocab_size": V,
+        "padding": [torch.tensor(p[:n]) for p, n in zip(PROMPTS, PADDING, strict=True)],
+        "eos": frozenset({1}),
+    }
+    made = TransformersProcessors(processors, committed=lengths, **{**usual, **options})
+    lengths[:] = committed
+    return made
 
 
 def prefix_of(row: int) -> torch.Tensor:
@@ -62,7 +61,6 @@ def biased(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return scores
 
 
-IGNORED = torch.tensor(PADDING)
 OWN: dict[str, Callable[[], list[Any]]] = {
     "repetition": lambda: [lp.RepetitionPenaltyLogitsProcessor(1.7)],
     "ngram": lambda: [lp.NoRepeatNGramLogitsProcessor(2)],
@@ -108,6 +106,11 @@ OWN: dict[str, Callable[[], list[Any]]] = {
         lp.LogitNormalization(),
     ],
 }
+if "Tensor" in str(lp.RepetitionPenaltyLogitsProcessor.__init__.__annotations__):
+    # With a length per row, the penalty leaves padding out.
+    OWN["ignored padding"] = lambda: [
+        lp.RepetitionPenaltyLogitsProcessor(2.0, prompt_ignore_length=torch.tensor(PADDING))
+    ]
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -145,35 +148,13 @@ def test_every_processor_of_transformers_is_applied_or_refused() -> None:
 
 
 def test_a_watermark_that_looks_at_candidates() -> None:
-    ids = torch.tensor([[3, 4, 5, 6]])
-    logits = torch.randn(3, 50)
+    ids, logits = torch.tensor([[3, 4, 5, 6]]), torch.randn(3, 50)
     processor = lp.WatermarkLogitsProcessor(50, "cpu", seeding_scheme="selfhash", context_width=2)
-    ours = TransformersProcessors(
-        [processor],
-        vocab_size=50,
-        padding=[ids[0, :0]],
-        prompts=[2],
-        eos=[frozenset()],
-        committed=[99],
-    )
-    got = ours.apply(logits, ids[0], 0)
+    ours = make([processor], vocab_size=50, padding=[ids[0, :0]] * 2).apply(logits, ids[0], 0)
     for i in range(3):
         expected = processor(ids[:, : 2 + i], logits[i : i + 1])
         assert not torch.equal(expected, logits[i : i + 1])
-        assert torch.equal(got[i : i + 1], expected)
-
-
-def test_padding_is_ignored_where_generate_ignores_it() -> None:
-    """The repetition penalty of a padded batch comes with one length per row."""
-    kinds = lp.RepetitionPenaltyLogitsProcessor.__init__.__annotations__
-    if "Tensor" not in str(kinds.get("prompt_ignore_length")):
-        pytest.skip("this release of transformers penalises padding")
-    processor = lp.RepetitionPenaltyLogitsProcessor(2.0, prompt_ignore_length=IGNORED)
-    logits = torch.ones(4, V)
-    assert make([processor]).apply(logits, prefix_of(0), 0)[0].tolist().count(0.5) == 2  # 3 and 4
-    assert float(make([processor]).apply(logits, prefix_of(0), 0)[0, PAD]) == 1.0
-    plain = lp.RepetitionPenaltyLogitsProcessor(2.0)
-    assert float(make([plain]).apply(logits, prefix_of(0), 0)[0, PAD]) == 0.5
+        assert torch.equal(ours[i : i + 1], expected)
 
 
 def test_the_logits_stay_as_they_are() -> None:
@@ -260,7 +241,7 @@ def test_a_failure_where_no_text_gets(why: str) -> None:
 
     logits = torch.randn(4, V)
     processors = [failing, never_six] if why == "ruled out" else [failing]
-    eos = [frozenset({6} if why == "eos" else {1})] * 2
+    eos = frozenset({6} if why == "eos" else {1})
     out = make(processors, committed=[3, 5], eos=eos).apply(logits, prefix_of(1), 1)
     assert torch.equal(out[3], logits[3])
     assert torch.equal(out[2, :6], logits[2, :6] + 1)
@@ -317,34 +298,19 @@ def synth_id() -> Any:
             lambda: lp.PrefixConstrainedLogitsProcessor(allowed, 2),
             "PrefixConstrainedLogitsProcessor: expected 1 beam, given 2",
         ),
+        # A subclass of a refused processor is refused.
+        (lambda: type("Mine", (lp.ClassifierFreeGuidanceLogitsProcessor,), {})(2.0), "Mine: "),
+        (lambda: lambda input_ids, scores, beam_indices: scores, "function: .*beam_indices"),
+        (lambda: 3, "expected callables, given int"),
     ],
 )
 def test_refused_by_name(processor: Callable[[], Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        require_applicable(processor())
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((TypeError, ValueError), match=text):
         take_apart([processor()], True)
-    with pytest.raises(ValueError, match=text):
-        make([processor()])
 
 
-def test_a_subclass_of_what_is_refused_is_refused() -> None:
-    class Mine(lp.ClassifierFreeGuidanceLogitsProcessor):
-        pass
-
-    with pytest.raises(ValueError, match="Mine: "):
-        require_applicable(Mine(2.0))
-
-
-def test_more_arguments_than_prefix_and_scores() -> None:
-    def beams(input_ids: Any, scores: Any, beam_indices: Any) -> Any:
-        return scores
-
-    with pytest.raises(TypeError, match=r"function: .*beam_indices"):
-        require_applicable(beams)
-    with pytest.raises(TypeError, match="expected callables, given int"):
-        require_applicable(3)
-    require_applicable(function_of_prefix(lambda input_ids, scores, extra=None, **more: scores))
+def test_more_arguments_are_optional() -> None:
+    take_apart([function_of_prefix(lambda input_ids, scores, extra=None, **more: scores)], True)
 
 
 @pytest.mark.parametrize(

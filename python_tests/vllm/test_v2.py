@@ -19,8 +19,7 @@ from evidence import chi_square, law_of_texts
 from foreign import signature, sources
 
 import polyspec_ext as ps
-from polyspec_ext.integrations.vllm import v2
-from polyspec_ext.integrations.vllm.options import PROPOSER
+from polyspec_ext.integrations.vllm import PROPOSER, v2
 
 V, K, LENGTH = 3, 2, 3
 

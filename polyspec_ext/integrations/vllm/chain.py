@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from ...chain import Chain
 from ...tensors import common_prefix
 from ..draft_chain import DraftChain, Pending
-from . import rows
-from .options import Options
+from . import Options, rows
 from .sampler import LOG, Proposal, Sampler, Step
 
 
@@ -30,8 +30,10 @@ def load_chain(vllm_config: Any, options: Options) -> DraftChain:
             revision=model.tokenizer_revision,
             trust_remote_code=model.trust_remote_code,
         )
-    return options.load(
-        vllm_config.device_config.device,
+    levels, inner = list(options.levels), list(options.window[1:])
+    device = vllm_config.device_config.device
+    return DraftChain(
+        Chain(levels, inner, rule=options.rule, device=device),
         policy=options.policy,
         vocab_size=model.get_vocab_size(),
         tokenizer=tokenizer,

@@ -13,8 +13,7 @@ import torch
 
 from ... import ops
 from ...errors import ERROR_BITS, describe
-from . import replace, rows
-from .options import Options
+from . import Options, replace, rows
 
 LOG = logging.getLogger("vllm.polyspec")
 _DRAFT_LEVEL = 2

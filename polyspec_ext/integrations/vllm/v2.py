@@ -1,4 +1,5 @@
-"""vLLM's Model Runner V2 (0.32 and 0.33): `ps.verify` instead of its rejection kernels.
+"""vLLM's Model Runner V2 (0.32 and 0.33): `ps.verify` instead of its rejection kernels, and chains
+below its target, if ``VLLM_USE_V2_MODEL_RUNNER=1`` selects it with ``method="custom_class"``.
 
 Steps with and without draft tokens use the same keyed draws. A draw's round is the position of its
 verification's first token, so that no counter or state is kept between steps.
@@ -14,9 +15,10 @@ from typing import Any
 
 import torch
 
+from ... import _C
 from ...ops import verify
-from . import replace, v2_chain
-from .options import Options
+from . import Options, replace
+from .chain import load_chain
 
 # Parameters of the replaced methods.
 SAMPLE = (
@@ -128,6 +130,103 @@ def _mend_noise(runner: Any, rule: str) -> None:
     speculator.gumbel_sample = dspark.gumbel_sample = by_step
 
 
+class ChainSpeculator:
+    """Speculator with the drafts of the configured levels, drawn by temperature alone, without a
+    request's filters. The runner takes the same number of drafts from every request: one with fewer
+    is padded with id 0, as proposals of probability 1.
+    """
+
+    num_query_per_req, num_extra_query_per_req = 1, 0
+    supports_mm_inputs = False
+
+    def __init__(self, vllm_config: Any, options: Options, device: Any, states: Any) -> None:
+        if options.policy is not None:
+            raise ValueError(
+                "policy: expected none on Model Runner V2, which wants as many drafts of every "
+                "request, given one"
+            )
+        self._config, self._options, self._states = vllm_config, options, states
+        self.num_speculative_steps = vllm_config.speculative_config.num_speculative_tokens
+        shape = vllm_config.scheduler_config.max_num_seqs, self.num_speculative_steps
+        vocab_size = vllm_config.model_config.get_vocab_size()
+        # [slots, K, V] before temperature, as the runner's verification reads them
+        self.draft_logits = torch.zeros(*shape, vocab_size, device=device)
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Leave the levels as they are: the runner's graphs are the target's."""
+
+    def capture(self) -> None:
+        """Capture nothing."""
+
+    def load(self, sampler: Any) -> None:
+        """Load the levels, after the target.
+
+        Raises:
+            TypeError, ValueError: a level cannot be loaded, or does not fit the target.
+        """
+        self._sampling = sampler.sampling_states
+        self._chain = load_chain(self._config, self._options)
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        num_sampled: torch.Tensor,
+        *others: Any,
+        dummy_run: bool = False,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Return drafts [R, K] of a batch. `num_sampled` [R]: new tokens per request, 0 for an
+        unfinished prompt."""
+        shape = input_batch.num_reqs, self.num_speculative_steps
+        drafts = torch.zeros(shape, dtype=torch.int64, device=self.draft_logits.device)
+        if dummy_run:
+            return drafts
+        slots = input_batch.idx_mapping_np[: input_batch.num_reqs].tolist()
+        ready = [i for i, count in enumerate(num_sampled.tolist()) if count > 0]
+        names = {input_batch.req_ids[i]: slots[i] for i in ready}
+        self._update(names)
+        self._chain.propose(dict.fromkeys(names, self._options.window[0]))
+        for i in ready:
+            tokens, logits, _ = self._chain.pending(input_batch.req_ids[i])
+            count = min(len(tokens), self.num_speculative_steps)
+            rows = self.draft_logits[slots[i]].fill_(-torch.inf)
+            rows[count:, 0] = 0
+            if logits is not None:
+                drafts[i, :count] = torch.tensor(tokens[:count])
+                rows[:count, : logits.shape[1]] = logits[:count]
+        return drafts
+
+    def _update(self, names: dict[str, int]) -> None:
+        """Append the runner's new tokens to the chain's texts; remove texts that it has dropped."""
+        chain, states, sampling = self._chain, self._states, self._sampling
+        lengths = chain.lengths
+        for name in lengths.keys() - states.req_id_to_index.keys():
+            chain.remove(name)
+        ends = states.total_len.gpu.tolist()
+        for name, slot in names.items():
+            begin, end = lengths.get(name, 0), ends[slot]
+            tokens = states.all_token_ids.gpu[slot, begin:end].tolist()
+            if begin:
+                chain.commit(name, tokens)
+            else:
+                # Preempted requests return as new requests. The length separates their draws from
+                # the draws of earlier verifications.
+                seed = _C.row_seed(int(sampling.seeds.np[slot]) % 2**64, end)
+                chain.add(name, tokens, temperature=float(sampling.temperature.np[slot]), seed=seed)
+
+
+def _make_speculator(original: Any, vllm_config: Any, device: Any, states: Any) -> Any:
+    options = Options.of(vllm_config)
+    if options is None or not options.levels:
+        return original(vllm_config, device, states)
+    return ChainSpeculator(vllm_config, options, device, states)
+
+
 def install() -> None:
     """Replace the verification of V2 runners, in engines with the plug-in.
 
@@ -158,5 +257,5 @@ def install() -> None:
         if settings.levels:
             runner.speculator.load(sampler)
 
-    replace(model_runner, "init_speculator", v2_chain.make_speculator)
+    replace(model_runner, "init_speculator", _make_speculator)
     replace(model_runner.GPUModelRunner, "load_model", load_model)
