@@ -19,13 +19,11 @@ from . import (
     output,
     overhead,
     paper,
-    preflight,
     serving,
 )  # fmt: skip
 
 REPORTS: dict[str, Any] = {
-    "demo": demo,
-    "preflight": preflight, "kernels": operators, "overhead": overhead,
+    "demo": demo, "kernels": operators, "overhead": overhead,
     "int4": int4, "adaptation": adaptation, "shapes": chosen, "serving": serving, "law": law,
 }  # fmt: skip
 COMMANDS = {

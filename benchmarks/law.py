@@ -170,7 +170,7 @@ def p_value(law: torch.Tensor, texts: Texts) -> float:
 
 
 def greedy() -> Request:
-    """Return the request of greedy texts, whose first prompts are those of texts with seeds."""
+    """Return the request of greedy texts. Texts with seeds have its first prompts."""
     generator = torch.Generator().manual_seed(2)
     ids: Texts = torch.randint(VOCAB, (20, len(PROMPT)), generator=generator).tolist()
     return Request(ids, GREEDY, 0.0, [0] * len(ids))

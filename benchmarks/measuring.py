@@ -183,8 +183,8 @@ Decode = Callable[[Request], Answer]
 
 def chain_call(chain: Chain, request: Request) -> Answer:
     """Answer by a chain."""
-    tokens, sampling = request.max_new_tokens, {"seed": request.seeds, **request.filters}
-    out = chain.generate(request.prompts, tokens, request.temperature, **sampling)
+    sampling: dict[str, Any] = {"seed": request.seeds, **request.filters}
+    out = chain.generate(request.prompts, request.max_new_tokens, request.temperature, **sampling)
     return Answer([list(text) for text in out.new_tokens], out.stats, out.requests)
 
 

@@ -196,7 +196,7 @@ def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Conten
         peers = [Contender(MULTINOMIAL, lambda: logits.float().softmax(-1).multinomial(1))]
         if filters != Filters():
             peers, libraries = [], [(WARPERS, warpers_sample)]
-        libraries.append((FLASHINFER, flashinfer_sample))
+        libraries.append((FLASHINFER, partial(_flashinfer, verifies=False)))
     else:
         rule = block_rule if operator == "verify-block" else token_rule
         eager = lambda z, y, w: rule(Block(z, y, w, filters))  # noqa: E731
@@ -205,7 +205,7 @@ def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Conten
         if rule is token_rule:
             name = TRANSFORMERS + ", one by one" * (len(logits) > 1)
             libraries += [(name, transformers_verify), (VLLM, vllm_verify)]
-            libraries.append((FLASHINFER, flashinfer_verify))
+            libraries.append((FLASHINFER, partial(_flashinfer, verifies=True)))
     peers.append(Contender(EAGER, partial(eager, *arguments)))
     if compiled:
         torch._dynamo.reset()  # shapes seen before count against its limit; then it runs eagerly
@@ -292,8 +292,8 @@ def vllm_verify(block: Block) -> Callable[[], Verified]:
     return verify
 
 
-def _flashinfer(block: Block) -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
-    """Return the library, and its filtered distributions of logits [..., V]."""
+def _flashinfer(block: Block, verifies: bool) -> Callable[[], Any]:
+    """Return FlashInfer's token rule or its sampling."""
     if block.target.device.type != "cuda":
         raise ImportError("expected tensors on CUDA")
     library, filters = importlib.import_module("flashinfer.sampling"), block.filters
@@ -306,27 +306,17 @@ def _flashinfer(block: Block) -> tuple[Any, Callable[[torch.Tensor], torch.Tenso
             flat = library.top_p_renorm_probs(flat, filters.top_p)
         return flat.view_as(logits)
 
-    return library, filtered
-
-
-def flashinfer_sample(block: Block) -> Callable[[], Any]:
-    """Return FlashInfer's sampling."""
-    library, filtered = _flashinfer(block)
-    logits, filters = block.target[:, -1], block.filters
+    logits = block.target[:, -1]
+    if verifies:
+        return lambda: library.chain_speculative_sampling(
+            filtered(block.draft), block.tokens.int(), filtered(block.target)
+        )
     if filters == Filters():
         return lambda: library.sampling_from_logits(logits.float())
     if filters.top_k:
         sample = library.top_k_top_p_sampling_from_logits
         return lambda: sample(logits.float(), filters.top_k, filters.top_p)
     return lambda: library.sampling_from_probs(filtered(logits))
-
-
-def flashinfer_verify(block: Block) -> Callable[[], Any]:
-    """Return FlashInfer's token rule."""
-    library, filtered = _flashinfer(block)
-    return lambda: library.chain_speculative_sampling(
-        filtered(block.draft), block.tokens.int(), filtered(block.target)
-    )
 
 
 # ---- inputs --------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def measure(levels: Sequence[int], batches: Sequence[int], turns: int) -> list[C
     """Measure all cases in turns, the first of which is not counted."""
     meters = dict.fromkeys(("forwards", "operators", "functions"), 0.0)
     cases = [Case(n, b, meters) for n in levels for b in batches]
-    compiled = {
+    compiled: dict[str, Any] = {
         name: metered(meters, "operators", getattr(verification, name))
         for name in ("_draw", "_verify")
     }

@@ -448,8 +448,8 @@ def _require_pandas() -> None:
 def report(args: argparse.Namespace) -> int:
     """Write the papers' tables and figures from saved runs.
 
-    They are beside the papers' numbers, as Markdown, CSV, JSON and PNG. Several runs are side by
-    side; nothing of one enters another's numbers. The overall table is printed.
+    They are beside the papers' numbers, as Markdown, JSON and PNG. Several runs are side by side;
+    nothing of one enters another's numbers. The overall table is printed.
     """
     _require_pandas()
     from benchmarks import report as tables  # imports pandas, needed here only
@@ -461,7 +461,7 @@ def report(args: argparse.Namespace) -> int:
     written = tables.write(runs, folder)
     for run in runs:
         output.show("\n".join([f"# {run.label}", "", *tables.overall(run).markdown()]))
-    print(f"{len(written)} files in {folder}: report.md, report.json, CSV, PNG")
+    print(f"{len(written)} files in {folder}: report.md, report.json, PNG")
     return 0
 
 

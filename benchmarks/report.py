@@ -1,4 +1,4 @@
-"""The papers' tables and figures from saved runs (`record`) as Markdown, CSV, JSON and PNG.
+"""The papers' tables and figures from saved runs (`record`) as Markdown, JSON and PNG.
 
 Tables are per run. Only runs of the same models and settings share a table, a column each.
 """
@@ -215,7 +215,7 @@ class Table:
     format for words, "%" for a share in per cent.
 
     Args:
-        rows: records or a frame; in `records`, for JSON and CSV, NaN and infinities become None.
+        rows: records or a frame; in `records`, for JSON, NaN and infinities become None.
         more: columns at "...", or the last.
         words: of the title and note.
     """
@@ -547,38 +547,33 @@ def load(folders: Sequence[Path]) -> list[Run]:
 
 
 def write(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Write report.md, report.json, a CSV file per table and a PNG file per figure."""
-    sections = []
-    for run in runs:
-        prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", run.label) + "-" if len(runs) > 1 else ""
-        tables = {table.key: table for table in tables_of(run)}
-        variances = tables["figure4"].records if "figure4" in tables else []
-        drawn = figures.of_run(run, tables["table2"].records, variances)
-        sections.append((run.label, summary(run), tables, drawn, prefix))
-    several = {table.key: table for table in tables_of_several(runs)}
-    note = "Targets beside each other, and as printed."
-    sections.append(("Between runs, and the papers", note, several, {}, ""))
+    """Write report.md, report.json with full numbers, and a PNG file per figure."""
     title = "Benchmark report: " + ", ".join(dict.fromkeys(run.target_name for run in runs))
     lines = [f"# {title}", "", "What is slower than plain decoding is shown like the rest.", ""]
     files: dict[str, bytes] = {}
-    entries = []
-    for label, note, tables, drawn, prefix in sections:
-        first, *rest = (table.markdown() for table in tables.values())
-        lines += [f"## {label}", "", note, "", *first]
+
+    def section(
+        label: str, note: str, tables: Sequence[Table], drawn: Mapping[str, bytes]
+    ) -> dict[str, Any]:
+        prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", label) + "-" if len(runs) > 1 else ""
+        first, *rest = (table.markdown() for table in tables)
+        lines.extend([f"## {label}", "", note, "", *first])
         for name, data in drawn.items():
-            lines += [f"![{_CAPTIONS[name]}]({prefix}{name}.png)", ""]
+            lines.extend([f"![{_CAPTIONS[name]}]({prefix}{name}.png)", ""])
             files[f"{prefix}{name}.png"] = data
-        lines += itertools.chain(*rest)
-        for key, table in tables.items():  # full numbers; None is an empty cell
-            cells = pd.DataFrame(table.records, dtype=object).to_csv(index=False)
-            files[f"{prefix}{key}.csv"] = str(cells).encode()
-        names = ("title", "note", "records")
-        entries.append({k: {n: getattr(t, n) for n in names} for k, t in tables.items()})
-    shown = [
-        {"label": run.label, **run.facts, "tables": entry}
-        for run, entry in zip(runs, entries[:-1], strict=True)
-    ]
-    whole = {"schema": 2, "command": "bench report", "runs": shown, "several": entries[-1]}
+        lines.extend(itertools.chain(*rest))
+        return {t.key: {n: getattr(t, n) for n in ("title", "note", "records")} for t in tables}
+
+    shown = []
+    for run in runs:
+        tables = {table.key: table for table in tables_of(run)}
+        variances = tables["figure4"].records if "figure4" in tables else []
+        drawn = figures.of_run(run, tables["table2"].records, variances)
+        entry = section(run.label, summary(run), list(tables.values()), drawn)
+        shown.append({"label": run.label, **run.facts, "tables": entry})
+    note = "Targets beside each other, and as printed."
+    several = section("Between runs, and the papers", note, tables_of_several(runs), {})
+    whole = {"schema": 2, "command": "bench report", "runs": shown, "several": several}
     files["report.md"] = "\n".join(lines).encode()
     files["report.json"] = (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode()
     folder.mkdir(parents=True, exist_ok=True)

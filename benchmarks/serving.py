@@ -540,11 +540,11 @@ def _rows(cells: Sequence[Cell], target: Any) -> tuple[list[dict[str, Any]], boo
         for trace in cell.traces if load.temperature == 0 else ():
             tokens = plain.get((method.plain, trace.ask.number))
             if tokens is not None:  # other servers may leave out the EOS
-                pair = (
+                reference, text = (
                     [t for t in own if method.ours or t not in ends]
                     for own in (tokens, trace.tokens)
                 )
-                texts.append(compared(model, trace.ask.prompt, *pair))
+                texts.append(compared(model, trace.ask.prompt, reference, text))
         if texts:
             judged = verdict(texts, target.model.dtype)
             same = judged["lossless"] + " (its own)" * (method.plain != PLAIN)

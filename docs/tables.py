@@ -35,7 +35,6 @@ from benchmarks import (  # noqa: E402
     int4,
     output,
     overhead,
-    preflight,
     report,
     serving,
 )
@@ -513,7 +512,6 @@ GPU = {
         "python -m benchmarks int4 --device cuda --shapes 4096x4096,12288x4096,22016x4096,"
         "4096x11008 --tokens 1,4,8,16,32,64 --repeats 20",
     ),
-    "preflight": (preflight, "python -m benchmarks preflight --device cuda"),
 }
 GPU_KERNELS = (
     f"{GPU_RESULTS}/kernels.json",
@@ -533,6 +531,19 @@ def gpu(name: str) -> Lines:
         elif line.startswith("|"):
             lines.append(line)
     return lines
+
+
+def components() -> Lines:
+    """Components of passes as the benchmark of that commit timed them."""
+    file = f"{GPU_RESULTS}/preflight.json"
+    report = result(file)
+    rows = [
+        [group, name, format(value, ".2f") if isinstance(value, float) else str(value)]
+        for group, numbers in report["parts"].items()
+        for name, value in numbers.items()
+    ]
+    heads = ["part", "", "us"]
+    return [caption(report, "bench preflight", file), "", *output.table(heads, rows, [2])]
 
 
 OVERHEAD_COMMAND = "python -m benchmarks overhead --levels 2,3,4 --batch 1,8"
@@ -635,6 +646,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "kernels": kernels,
     "gpu-kernels": functools.partial(kernels, *GPU_KERNELS),
     **{f"gpu-{name}": functools.partial(gpu, name) for name in GPU},
+    "gpu-preflight": components,
     "overhead": overheads,
     "policies": policies,
     # Model families and what a level does with each.

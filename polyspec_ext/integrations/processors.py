@@ -54,13 +54,9 @@ def _of_transformers(kind: type) -> bool:
 
 
 def require_applicable(processor: Any) -> None:
-    """Refuse a processor that cannot be applied out of order.
-
-    Raises:
-        TypeError: not a callable of input_ids and scores.
-        ValueError: the result depends on more than prefix and scores, or a user's processor does
-            not state by `function_of_prefix` that it does not.
-    """
+    """Refuse a processor that cannot be applied out of order: one that is no callable of input_ids
+    and scores (TypeError), whose result depends on more than them, or a user's that does not state
+    by `function_of_prefix` that it does not (ValueError)."""
     name = type(processor).__name__
     if not callable(processor):
         raise TypeError(f"logits_processor: expected callables, given {name}")

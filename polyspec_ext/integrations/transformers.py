@@ -411,11 +411,8 @@ def require_supported(config: Any, model_kwargs: dict[str, Any]) -> None:
 
 
 def take_encoded(encoder_input_ids: Any, model_kwargs: dict[str, Any]) -> EncodedInput:
-    """Remove the encoder's outputs from `model_kwargs`, and return them with the ids.
-
-    Raises:
-        TypeError, ValueError: the ids are missing, or do not have the shape of the states.
-    """
+    """Remove the encoder's outputs from `model_kwargs`, and return them with the ids, which must
+    have their shape (TypeError, ValueError)."""
     name = "encoder_input_ids"
     states = model_kwargs.pop("encoder_outputs")[0]
     mask = model_kwargs.pop("attention_mask", None)
@@ -433,11 +430,8 @@ def take_encoded(encoder_input_ids: Any, model_kwargs: dict[str, Any]) -> Encode
 
 
 def padding_of(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[int]:
-    """Return the number of padding ids on the left of each row.
-
-    Raises:
-        ValueError: padding elsewhere, or positions that do not follow from the padding.
-    """
+    """Return the number of padding ids on the left of each row. ValueError: padding elsewhere, or
+    positions that do not follow from the padding."""
     batch, width = input_ids.shape
     mask = model_kwargs.get("attention_mask")
     column = torch.arange(width, device=input_ids.device)
@@ -517,11 +511,7 @@ def attach(model: PreTrainedModel, chain: Chain) -> Attachment:
 
 
 def detach(model: PreTrainedModel) -> None:
-    """Detach the chain that was attached last.
-
-    Raises:
-        ValueError: no chain is attached to `model`.
-    """
+    """Detach the chain that was attached last. ValueError: no chain is attached to `model`."""
     attached = _attached(_model_inside(model))
     if not attached:
         raise ValueError("model: expected one with an attached chain, given one without")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import __main__ as cli
-from benchmarks import int4, measuring, operators, output
+from benchmarks import int4, measuring, operators
 from benchmarks.operators import Case, Filters
 
 TINY = Case("verify-token", 2, 3, 7, "float32", 0.7, Filters())
@@ -84,18 +83,6 @@ def test_turns_rotate_and_failures_are_named() -> None:
     assert made[3].error == "RuntimeError: not here"
     told = measuring.Contender("e", lambda: 7.5)
     assert [one.seconds for one in measuring.turns([told], 1, measuring.Clock(None))] == [[7.5]]
-
-
-def test_a_busy_machine_is_named() -> None:
-    for load, busy in ((0.2, False), (9.25, True)):
-        report: dict[str, Any] = {
-            "device": "cpu", "machine": {"threads": 2, "cores": 2, "torch": "2"},
-            "load": {"before": load},
-        }  # fmt: skip
-        text = output.conditions(report)
-        assert f"load average {load:.1f} before" in text
-        assert ("times may be too long, and ratios uncertain" in text) == busy
-        assert "too long" not in output.conditions({**report, "device": "cuda"})
 
 
 SMALL = (

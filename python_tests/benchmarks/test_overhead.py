@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import polyspec_ext as ps
 from benchmarks import __main__ as cli
@@ -38,15 +37,6 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{report['machine']['threads']} threads" in text
 
 
-def test_the_operators_are_put_back() -> None:
-    def now() -> tuple[object, ...]:
-        return verification._draw, verification._verify
-
-    before = now()
-    overhead.measure([2], [1], 1)
-    assert now() == before
-
-
 @pytest.mark.parametrize("part", ["forward", "operator", "check", "chain"])
 def test_time_is_booked_where_it_is_spent(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause of 3 ms in one place shows there and nowhere else."""
@@ -74,14 +64,6 @@ def test_time_is_booked_where_it_is_spent(part: str, monkeypatch: pytest.MonkeyP
         "chain": min(o - c for o, c in zip(spent["ours"], spent["checks"], strict=True)),
     }
     assert {kind for kind, seconds in slow.items() if seconds > 0.003} == {part}
-
-
-def test_instant_levels_give_rows_in_turns() -> None:
-    level = overhead.InstantLevel("level", torch.arange(2 * 5 * 3).view(2, 5, 3).float())
-    seen = [level.forward(torch.zeros(2, 1, dtype=torch.int64), 2)[0, 0, 0].item() for _ in "12345"]
-    assert seen == [0, 3, 6, 9, 0]
-    level.select([1])
-    assert level.forward(torch.zeros(1, 1, dtype=torch.int64), 1).shape == (1, 1, 3)
 
 
 # Calls of the package's own functions, and the files they lie in, per round of the target. What is

@@ -191,17 +191,6 @@ def test_the_shipped_chain() -> None:
 # ---- sampling ------------------------------------------------------------------------------------
 
 
-def test_warpers_that_stay_processors(chain: ps.Chain, target: LlamaForCausalLM) -> None:
-    """typical_p stands behind temperature, so all of it is applied as processors."""
-    options = {**ONE, **DETAILS, "do_sample": True, "temperature": 0.01, "typical_p": 0.5}
-    theirs = target.generate(**options, max_new_tokens=8)
-    ours = generate(chain, **options, max_new_tokens=8, seed=3)
-    assert torch.equal(ours.sequences, theirs.sequences)
-    for mine, other in zip(ours.scores, theirs.scores, strict=True):
-        assert torch.equal(torch.isneginf(mine), torch.isneginf(other))
-        assert torch.allclose(mine.exp(), other.exp(), rtol=1e-2)
-
-
 def test_scores_are_those_of_the_distribution(chain: ps.Chain, target: LlamaForCausalLM) -> None:
     """Sampled: scores after the warpers, first step as of `generate`; logprobs from them."""
     options = {
@@ -351,9 +340,6 @@ def test_a_streamer_ends_with_an_error(chain: ps.Chain) -> None:
         generate(chain, **ONE, max_new_tokens=9, token_streamer=streamer, logits_processor=[broken])
     assert streamer.ends == 1
     assert generate(chain, **ONE, max_new_tokens=9).shape == (1, 14)  # the chain goes on
-    with pytest.raises(ValueError, match="num_beams"):
-        generate(chain, **ONE, max_new_tokens=9, num_beams=2, token_streamer=(other := Recorder()))
-    assert other.ends == 1
 
 
 class After:

@@ -71,36 +71,6 @@ def outside(
 # ---- law -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", [PLAIN, FILTERED], ids=["plain", "filtered"])
-@pytest.mark.parametrize(
-    ("window", "steps", "rule"),
-    [
-        ([], [(2, 9)], "token"),
-        ([], [(2, 1)], "token"),  # the rest is verified with the next step, if it is left
-        ([], [(2, 9), (0, 9)], "block"),
-        ([1], [(1, 9)], "token"),
-        ([1], [(2, 1), (1, 9)], "token"),
-        ([1], [(2, 9)], "block"),
-        ([1, 1], [(1, 9)], "token"),
-    ],
-    ids=str,
-)
-def test_the_target_keeps_its_law(window, steps, rule, sampling) -> None:
-    length = 3 if len(window) < 2 else 2
-    target, *levels = toy.make_levels(len(window) + 2, vocab=2)
-    enumerator = toy.Enumerator()
-    drafts = drafting(levels, window, operators=enumerator.operators)
-
-    def generate() -> tuple[int, ...]:
-        verify = enumerator.verify
-        return outside(drafts, target, length, steps, sampling, rule=rule, verify=verify)
-
-    got = toy.chain_distribution(enumerator, generate)
-    wanted = toy.text_distribution(target, PROMPT, length, **sampling)
-    assert toy.total_variation(got, wanted) < 1e-12
-    assert enumerator.paths > len(wanted)
-
-
 class ByText:
     """Windows of 0 to 2 that follow from the text alone. Reports are kept."""
 
@@ -116,19 +86,39 @@ class ByText:
         return windows
 
 
-@pytest.mark.parametrize("window", [[], [1], [1, 1]], ids=str)
-def test_windows_of_a_policy_keep_the_law(window: list[int]) -> None:
-    length = 3 if len(window) < 2 else 2
+@pytest.mark.parametrize("sampling", [PLAIN, FILTERED], ids=["plain", "filtered"])
+@pytest.mark.parametrize(
+    ("window", "steps", "rule"),
+    [
+        ([], [(2, 9)], "token"),
+        ([], [(2, 1)], "token"),  # the rest is verified with the next step, if it is left
+        ([], [(2, 9), (0, 9)], "block"),
+        ([1], [(1, 9)], "token"),
+        ([1], [(2, 1), (1, 9)], "token"),
+        ([1], [(2, 9)], "block"),
+        ([1, 1], [(1, 9)], "token"),
+        # None: a policy chooses the windows.
+        ([], None, "token"),
+        ([1], None, "token"),
+        ([1, 1], None, "token"),
+    ],
+    ids=str,
+)
+def test_the_target_keeps_its_law(window, steps, rule, sampling) -> None:
+    length, policy = 3 if len(window) < 2 else 2, None if steps else ByText()
     target, *levels = toy.make_levels(len(window) + 2, vocab=2)
-    enumerator, policy = toy.Enumerator(), ByText()
+    enumerator = toy.Enumerator()
     drafts = drafting(levels, window, operators=enumerator.operators, windows=policy)
 
     def generate() -> tuple[int, ...]:
-        return outside(drafts, target, length, [(2, 9)], PLAIN, verify=enumerator.verify)
+        calls, verify = steps or [(2, 9)], enumerator.verify
+        return outside(drafts, target, length, calls, sampling, rule=rule, verify=verify)
 
     got = toy.chain_distribution(enumerator, generate)
-    assert toy.total_variation(got, toy.text_distribution(target, PROMPT, length)) < 1e-12
-    assert len(policy.chosen) >= length - 1
+    wanted = toy.text_distribution(target, PROMPT, length, **sampling)
+    assert toy.total_variation(got, wanted) < 1e-12
+    assert enumerator.paths > len(wanted) or policy
+    assert policy is None or len(policy.chosen) >= length - 1
 
 
 @pytest.mark.parametrize("window", [[], [2], [2, 1]], ids=str)

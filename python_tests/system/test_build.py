@@ -244,7 +244,7 @@ def test_readme_and_cmake_ask_for_the_same_nvcc() -> None:
 # ------------------------------------------------------------------------------------------ .ci/gpu
 
 GPU_STEPS = (
-    "configure", "configure without Python", "build", "install", "imports", "preflight",
+    "configure", "configure without Python", "build", "install", "imports",
     "chosen 7b", "bench int4", "counters 256x256", "dependent launch", "chosen 0.5b",
     "chosen 7b-batch", "cuda_test", "graph_life_test", "chosen llama3-8b", "pytest gpu",
     "verify_shapes", "chosen context-4k", "chosen context-16k", "bench kernels",
@@ -307,31 +307,30 @@ def test_gpu_script_runs_every_step_whatever_failed_before(tmp_path: Path) -> No
 
 def test_gpu_script_builds_for_the_steps_that_are_asked_for(tmp_path: Path) -> None:
     cmake = cmake_stub()
-    code, rows, below, _ = gpu_script(tmp_path, "preflight|cuda_test", cmake=cmake, python="exit 0")
+    code, rows, below, _ = gpu_script(tmp_path, "imports|cuda_test", cmake=cmake, python="exit 0")
     assert (code, below) == (0, "")
-    asked = ("preflight", "cuda_test")
+    asked = ("imports", "cuda_test")
     assert rows == [[n, "passed"] for n in ("configure", "build", "install", *asked)]
 
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_gpu_script_asks_the_device_after_a_step_that_is_late(tmp_path, answers) -> None:
     """Goes on where it answers; else synccheck runs on one tiny case and nothing behind it."""
-    python = (
-        f'case "$*" in *preflight*) exit 124 ;; *torch.ones*) exit {1 - answers} ;; esac; echo "$*"'
-    )
+    cases = f"*make_parser*) exit 124 ;; *torch.ones*) exit {1 - answers} ;;"
+    python = f'case "$*" in {cases} esac; echo "$*"'
     code, rows, below, out = gpu_script(tmp_path, cmake=cmake_stub(), python=python)
     assert code == 1
     results = dict(rows)
-    assert results["preflight"] == "timed out"
-    behind = GPU_STEPS[GPU_STEPS.index("preflight") + 1 :]
+    assert results["imports"] == "timed out"
+    behind = GPU_STEPS[GPU_STEPS.index("imports") + 1 :]
     assert {results[name] for name in behind} == {"passed" if answers else "not run"}
     assert ("synccheck after a hang" in results) is not answers
     if answers:
-        assert below == "next: STEPS='preflight' .ci/gpu\n"
+        assert below == "next: STEPS='imports' .ci/gpu\n"
     else:
         log = log_of(out, "synccheck after a hang")
         assert log.split() == ["python_tests/support/sanitized.py", "cpu", "tiny"]
-        assert "preflight|chosen 7b|" in below
+        assert "imports|chosen 7b|" in below
 
 
 def test_what_the_sanitizer_runs_works_on_the_cpu() -> None:

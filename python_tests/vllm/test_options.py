@@ -8,51 +8,44 @@ from typing import Any
 import pytest
 import vllm_engines as engines
 
+CHAIN = {"levels": ["a"]}
+KEYS = "any of rule, levels, window, policy"
+POLICIES = "policy: expected one of fixed, online, cached-fsm, joint, given"
+
 
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ([], "polyspec: expected a mapping with any of rule, levels, window, policy, given list"),
-        (
-            {"rules": "block"},
-            "polyspec: expected any of rule, levels, window, policy, given 'rules'",
-        ),
+        ([], f"polyspec: expected a mapping with {KEYS}, given list"),
+        ({"rules": "block"}, f"polyspec: expected {KEYS}, given 'rules'"),
         ({"rule": "best"}, 'rule: expected "token" or "block", given \'best\''),
-        ({"levels": ["prompt-lookup"]}, "levels: expected levels if and only if"),
         ({"window": [1]}, "window: expected none without levels"),
         ({"policy": "joint"}, "policy: expected none without levels"),
+        (
+            {**CHAIN, "window": [4]},
+            "window: expected at most num_speculative_tokens = 3 at first, given 4",
+        ),
+        (
+            {**CHAIN, "window": [1, 1]},
+            "window: expected 1 integers >= 0 for 2 levels, given [1, 1]",
+        ),
+        ({**CHAIN, "policy": "fast"}, f"{POLICIES} 'fast'"),
+        ({**CHAIN, "policy": 4}, f"{POLICIES} 4"),
     ],
     ids=str,
 )
 def test_wrong_settings_are_named(settings: Any, text: str) -> None:
+    speculation = engines.SPECULATION["two levels"] if "levels" in settings else None
     with pytest.raises((TypeError, ValueError)) as caught:
-        engines.options(settings)
-    assert str(caught.value).startswith(text)
-
-
-@pytest.mark.parametrize(
-    ("window", "text"),
-    [
-        ([4], "window: expected at most num_speculative_tokens = 3 at first, given 4"),
-        ([1, 1], "window: expected 1 integers >= 0 for 2 levels, given [1, 1]"),
-    ],
-)
-def test_wrong_windows_are_named(window: list[int], text: str) -> None:
-    with pytest.raises(ValueError, match=r"window") as caught:
-        engines.options({"levels": ["a"], "window": window}, engines.SPECULATION["two levels"])
+        engines.options(settings, speculation)
     assert str(caught.value) == text
 
 
-def test_wrong_policies_are_named() -> None:
-    chain = engines.SPECULATION["two levels"]
-    for policy, ranks, text in [
-        ("fast", 1, "policy: expected one of fixed, online, cached-fsm, joint, given 'fast'"),
-        (4, 1, "policy: expected one of fixed, online, cached-fsm, joint, given 4"),
-        ("joint", 2, "policy: expected none with tensor parallelism of 2, given one"),
-    ]:
-        with pytest.raises((TypeError, ValueError)) as caught:
-            engines.options({"levels": ["a"], "policy": policy}, chain, ranks)
-        assert str(caught.value) == text
+def test_levels_and_policies_need_an_engine_for_them() -> None:
+    with pytest.raises(ValueError, match=r"^levels: expected levels if and only if"):
+        engines.options({"levels": ["prompt-lookup"]})
+    with pytest.raises(ValueError, match=r"^policy: expected none with tensor parallelism of 2"):
+        engines.options({**CHAIN, "policy": "joint"}, engines.SPECULATION["two levels"], 2)
 
 
 def test_a_policy_stays_below_the_windows() -> None:

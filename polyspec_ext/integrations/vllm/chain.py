@@ -16,11 +16,8 @@ from .sampler import LOG, Proposal, Sampler, Step
 
 
 def load_chain(vllm_config: Any, options: Options) -> DraftChain:
-    """Return the configured levels below the engine's target.
-
-    Raises:
-        TypeError, ValueError: a level cannot be loaded, or does not fit the target.
-    """
+    """Return the configured levels below the engine's target. TypeError, ValueError: a level cannot
+    be loaded, or does not fit the target."""
     model, tokenizer = vllm_config.model_config, None
     if not model.skip_tokenizer_init:
         from transformers import AutoTokenizer
@@ -61,12 +58,8 @@ class ChainProposer(Sampler):
         self._began: float | None = None  # start of the target's pass; None: with a prompt
 
     def load_model(self, target: Any) -> None:
-        """Load the levels. vLLM calls it after loading the target.
-
-        Raises:
-            RuntimeError: the plug-in is not loaded, or has no settings.
-            TypeError, ValueError: as of `load_chain`.
-        """
+        """Load the levels, as `load_chain`. vLLM calls it after loading the target. RuntimeError:
+        the plug-in is not loaded, or has no settings."""
         if self.runner is None:
             raise RuntimeError(
                 "additional_config: expected {'polyspec': {'levels': [...]}} beside ChainProposer, "

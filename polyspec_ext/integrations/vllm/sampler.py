@@ -56,56 +56,36 @@ def _make_runner(original: Any, runner: Any, *args: Any, **options: Any) -> None
 
 @dataclass
 class Proposal:
-    """Draft tokens of a request before their verification.
+    """Draft tokens of a request before their verification."""
 
-    Args:
-        tokens: [K] integers.
-        pool: [R, V], with the logits of the draws; None: no tokens. row: the first token's in
-            `pool`.
-        rows: number of target rows that follow the request's text and `tokens`; None: all.
-        round: round of the draws; None: the step's.
-    """
-
-    tokens: torch.Tensor
-    pool: torch.Tensor | None = None
-    row: int = 0
-    rows: int | None = None
-    round: int | None = None
+    tokens: torch.Tensor  # [K] integers
+    pool: torch.Tensor | None = None  # [R, V], logits of the draws; None: no tokens
+    row: int = 0  # of the first token in `pool`
+    rows: int | None = None  # target rows that follow the request's text and `tokens`; None: all
+    round: int | None = None  # of the draws; None: the step's
 
 
 @dataclass
 class Step:
-    """Requests of a step, row by row, and the parameters of their draws.
-
-    Attributes:
-        ids: request ids; states: the runner's states of the requests.
-        kept: whether vLLM keeps the request's tokens (false for an unfinished prompt).
-        counts: scheduled draft tokens; offsets: [B+1], first row of each request.
-        draws: keyword arguments of `ops.verify`, but for position and round.
-        position: [B] int64, position of the next token: the first to verify, then the first to
-            draft. It is the round too, since it differs between rounds.
-    """
+    """Requests of a step, row by row, and the parameters of their draws."""
 
     ids: list[str]
-    states: list[Any]
-    kept: list[bool]
-    counts: list[int]
-    offsets: torch.Tensor
-    draws: dict[str, Any]
+    states: list[Any]  # the runner's
+    kept: list[bool]  # whether vLLM keeps the request's tokens (false for an unfinished prompt)
+    counts: list[int]  # scheduled draft tokens
+    offsets: torch.Tensor  # [B+1], first row of each request
+    draws: dict[str, Any]  # keyword arguments of `ops.verify`, but for position and round
+    # [B] int64, position of the next token: the first to verify, then the first to draft. It is the
+    # round too, since it differs between rounds.
     position: torch.Tensor
     drawn: int = 0  # draft tokens since verification
 
 
 class Sampler:
-    """Sampler of a runner's tokens.
+    """Sampler of a runner's tokens."""
 
-    Attributes:
-        runner: vLLM's runner, set after its creation.
-        step: the last step with drawn tokens.
-    """
-
-    runner: Any = None
-    step: Step
+    runner: Any = None  # vLLM's, set after its creation
+    step: Step  # the last with drawn tokens
 
     def __init__(self, options: Options) -> None:
         self.options = options

@@ -159,11 +159,7 @@ class ChainSpeculator:
         """Capture nothing."""
 
     def load(self, sampler: Any) -> None:
-        """Load the levels, after the target.
-
-        Raises:
-            TypeError, ValueError: a level cannot be loaded, or does not fit the target.
-        """
+        """Load the levels, after the target (`load_chain`)."""
         self._sampling = sampler.sampling_states
         self._chain = load_chain(self._config, self._options)
 
