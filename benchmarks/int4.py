@@ -126,7 +126,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"of {settings['group']}, weights that no cache holds: medians of {settings['repeats']} "
         "turns.",
     ]
-    heads = ["", *map(output.token_count, settings["tokens"])]
+    heads = ["", *(f"{count} token{'s' * (count > 1)}" for count in settings["tokens"])]
     for shape, rows in report["shapes"].items():
         cells = (
             [name, *(f"{us:.0f} ({gbs:.1f})" for us, gbs in times.values())]

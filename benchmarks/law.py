@@ -153,9 +153,9 @@ def law_of(models: Path, temperature: float, filters: dict[str, Any]) -> torch.T
     return law
 
 
-def p_value(law: torch.Tensor, texts: Texts) -> float:
+def p_value(law: torch.Tensor, texts: Texts, vocab: int = VOCAB) -> float:
     """Return p of the G-test; texts that are expected fewer than 5 times count as one."""
-    counts = Counter(sum(t * VOCAB ** (LENGTH - 1 - i) for i, t in enumerate(x)) for x in texts)
+    counts = Counter(sum(t * vocab ** (LENGTH - 1 - i) for i, t in enumerate(x)) for x in texts)
     seen = torch.tensor([counts[cell] for cell in range(len(law))], dtype=torch.float64)
     if bool(seen[law == 0].any()):
         return 0.0

@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from benchmarks.engines import Engine, Variant
 from benchmarks.growth import grown, grown_head
 from benchmarks.measuring import Answer, Decode, Request, chain_call, generate_call
-from benchmarks.shapes import SHAPES, growth_of, require_memory
 from polyspec_ext import (
     DynamicTree,
     Eagle,
@@ -243,12 +241,6 @@ def shipped(growth: Mapping[str, int] | None = None, **more: Any) -> Models:
     drafts = {name: tiny.path(name) for name in tiny.LEVELS[1:]}
     heads = {name: tiny.root() / name for name in tiny.HEADS if (tiny.root() / name).is_dir()}
     return Models(None, drafts, heads, _SHIPPED_TREE, 5, growth or {}, **more)
-
-
-def growth_to(name: str, device: str) -> dict[str, int]:
-    """Return the growth of the shipped target to a published model's width and depth."""
-    require_memory(SHAPES[name], torch.device(device).type)
-    return growth_of(SHAPES[name], AutoConfig.from_pretrained(tiny.path(TARGET)))
 
 
 # ---- methods -------------------------------------------------------------------------------------

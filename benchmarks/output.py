@@ -42,11 +42,6 @@ def number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def token_count(count: int) -> str:
-    """Write "1 token" or "2 tokens"."""
-    return f"{count} token{'s' * (count > 1)}"
-
-
 def show(markdown: str) -> None:
     """Print Markdown; on a terminal, with drawn tables and wrapped paragraphs."""
     print(columns.fitted(markdown) if sys.stdout.isatty() else markdown, flush=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig
 
 from benchmarks import measuring, methods, output, questions, record
 from benchmarks.engines import LLAMA_OPTIONS, engines_of
@@ -29,8 +30,8 @@ from benchmarks.methods import HEADS, TARGET, W4, Method, Models
 from benchmarks.output import REPEATED
 from benchmarks.questions import Conversation, Question
 from benchmarks.record import Turn, TurnWriter
-from benchmarks.shapes import SHAPES, weight_bytes
-from polyspec_ext import processor, progress
+from benchmarks.shapes import SHAPES, growth_of, require_memory, weight_bytes
+from polyspec_ext import processor, progress, tiny
 from polyspec_ext.cli import options
 from polyspec_ext.drafters.trees import DynamicTree
 from polyspec_ext.planning.planner import plan
@@ -101,7 +102,9 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
             raise ValueError(f"{names}: expected a --target with them")
         growth = {"times": args.times} if args.times > 1 else {}
         if args.shape is not None:
-            growth = methods.growth_to(args.shape, args.device)
+            shape = SHAPES[args.shape]
+            require_memory(shape, torch.device(args.device).type)
+            growth = growth_of(shape, AutoConfig.from_pretrained(tiny.path(TARGET)))
         if args.device != "cpu":
             options["dtype"] = torch.bfloat16
         return methods.shipped(growth, **options), "tiny"

@@ -522,14 +522,6 @@ def as_printed() -> Table:
     return Table("printed", rows, columns, known=" ".join(PAPERS["inconsistencies"]))
 
 
-def tables_of_several(runs: Sequence[Run]) -> list[Table]:
-    """Return tables of repeated runs, of all targets, and of the papers."""
-    groups = pd.Series(runs).groupby([run.key for run in runs], sort=False)
-    repeated = [list(group) for _, group in groups if len(group) > 1]
-    tables = [side_by_side(group, number) for number, group in enumerate(repeated, 1)]
-    return [table for table in (*tables, larger_targets(runs), as_printed()) if table.records]
-
-
 # ---- files ---------------------------------------------------------------------------------------
 
 
@@ -571,8 +563,12 @@ def write(runs: Sequence[Run], folder: Path) -> list[Path]:
         drawn = figures.of_run(run, tables["table2"].records, variances)
         entry = section(run.label, summary(run), list(tables.values()), drawn)
         shown.append({"label": run.label, **run.facts, "tables": entry})
+    groups = pd.Series(runs).groupby([run.key for run in runs], sort=False)
+    repeated = [list(group) for _, group in groups if len(group) > 1]
+    between = [side_by_side(group, number) for number, group in enumerate(repeated, 1)]
+    between = [table for table in (*between, larger_targets(runs), as_printed()) if table.records]
     note = "Targets beside each other, and as printed."
-    several = section("Between runs, and the papers", note, tables_of_several(runs), {})
+    several = section("Between runs, and the papers", note, between, {})
     whole = {"schema": 2, "command": "bench report", "runs": shown, "several": several}
     files["report.md"] = "\n".join(lines).encode()
     files["report.json"] = (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 from benchmarks.measuring import (
     Z_LIMIT,
     Request,
-    chain_call,
     compared,
     generate_call,
     is_lossless,
@@ -30,37 +28,6 @@ def models(untrained: Path) -> dict[str, Any]:
     return {name: load(untrained / name).model for name in tiny.LEVELS}
 
 
-def request(count: int, temperature: float = 0.0) -> Request:
-    prompts = [[0, 30, 31, 32], [0, 40], [0, 50, 51]]
-    return Request(prompts[:count], 9, temperature, [3, 4, 5][:count])
-
-
-@pytest.mark.parametrize("ends", [False, True])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_every_call_answers_alike(
-    models: dict[str, Any], batch: int, ends: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Greedy texts are equal, whatever makes them; ragged prompts and texts are no obstacle."""
-    target, drafter = models["target"], models["drafter"]
-    config = target.generation_config
-    alone = Request(request(batch).prompts[-1:], 9, 0.0, [3])
-    if ends:  # in the middle of the last text, and wherever else it comes up
-        end = chain_call(Chain([target]), alone).texts[0][3]
-        monkeypatch.setattr(config, "eos_token_id", end)
-    eos = frozenset() if config.eos_token_id is None else frozenset([config.eos_token_id])
-    calls = [
-        partial(chain_call, Chain([target])),
-        partial(chain_call, Chain(list(models.values()), [5, 3])),
-        partial(generate_call, target, eos),
-        *([partial(generate_call, target, eos, assistant=drafter)] if batch == 1 else []),
-    ]
-    first, *others = (call(request(batch)).texts for call in calls)
-    assert len(first) == batch
-    assert all(len(text) == 9 or text[-1] in eos for text in first)
-    assert (len(first[-1]) < 9) == ends
-    assert all(own == first for own in others)
-
-
 def test_the_assistant_keeps_its_settings(
     models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +40,8 @@ def test_the_assistant_keeps_its_settings(
         return forward(*args, **options)
 
     monkeypatch.setattr(drafter, "forward", watched)
-    generate_call(models["target"], frozenset({1}), request(1, 1.0), drafter)
+    request = Request([[0, 30, 31, 32]], 9, 1.0, [3])
+    generate_call(models["target"], frozenset({1}), request, drafter)
     assert seen[-1] is not before
     assert seen[-1].num_assistant_tokens == before.num_assistant_tokens
     assert drafter.generation_config is before

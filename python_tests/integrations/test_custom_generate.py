@@ -16,7 +16,6 @@ from transformers import (
     MaxLengthCriteria,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
-    StopStringCriteria,
 )
 from transformers.generation import logits_process as lp
 from transformers.generation.streamers import BaseStreamer
@@ -183,9 +182,6 @@ def test_the_shipped_chain() -> None:
     assert torch.equal(generate(shipped, **alone, **stopped), theirs)
     del stopped["tokenizer"]  # the one beside the weights
     assert torch.equal(generate(shipped, **alone, **stopped), theirs)
-    del stopped["stop_strings"]
-    criteria = [StopStringCriteria(tokenizer, [" is", "="])]
-    assert torch.equal(generate(shipped, **alone, **stopped, stopping_criteria=criteria), theirs)
 
 
 # ---- sampling ------------------------------------------------------------------------------------
@@ -279,24 +275,6 @@ def test_streamer(inputs: dict[str, Any], chain: ps.Chain, target: LlamaForCausa
     assert torch.equal(generate(chain, **options, token_streamer=ours), sequences)
     assert ours.put_ == theirs.put_
     assert ours.ends == theirs.ends == 1
-
-
-@pytest.mark.parametrize("place", [6, 8, 12])
-def test_a_failing_processor(place: int, chain: ps.Chain, target: LlamaForCausalLM) -> None:
-    """Its error is passed on with a note, where the target gets."""
-
-    @function_of_prefix
-    def broken(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if input_ids.shape[1] >= place:
-            raise KeyError("broken")
-        return scores
-
-    options = {**ONE, "max_new_tokens": place - 5, "logits_processor": [broken]}
-    assert torch.equal(generate(chain, **options), target.generate(**options))
-    options["max_new_tokens"] += 1
-    with pytest.raises(KeyError, match="broken") as error:
-        generate(chain, **options)
-    assert error.value.__notes__[0] == f"in function, request 0, position {place}"
 
 
 def test_drafts_that_a_grammar_does_not_know(target: LlamaForCausalLM) -> None:

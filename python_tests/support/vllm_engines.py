@@ -7,8 +7,7 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats  # type: ignore[import-untyped]
 from small_models import sharp
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.law import LENGTH, PROMPT, VOCAB, p_value
 from polyspec_ext.integrations.vllm import Options
 
 # What vLLM learns of a kind of model, for which it starts an interpreter, stays in its environment.
@@ -30,9 +29,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # log-probabilities compile for half a minute
 os.environ.setdefault("NUMBA_DISABLE_JIT", "1")  # vLLM's n-grams, which compile for a minute
 
-V = 16
-LENGTH = 3  # tokens of a text whose law is enumerated
-PROMPT = [3, 1, 4, 1, 5]
+V = VOCAB  # LENGTH: tokens of a text whose law is enumerated
 CHAIN = "polyspec_ext.integrations.vllm.chain.ChainProposer"
 
 _CHAIN = {"method": "custom_class", "model": CHAIN, "num_speculative_tokens": 3}
@@ -106,20 +103,9 @@ class Law:
         return law.numpy()
 
 
-def g_test(law: np.ndarray, texts: Iterable[Sequence[int]], vocab: int = V) -> float:
+def g_test(law: np.ndarray, texts: list[list[int]], vocab: int = V) -> float:
     """Return the p-value of texts under a law; cells that expect fewer than 5 are a cell."""
-    counts = Counter(int(np.ravel_multi_index(tuple(text), (vocab,) * LENGTH)) for text in texts)
-    seen = np.array([counts[cell] for cell in range(len(law))], dtype=float)
-    if seen[law == 0].any():
-        return 0.0
-    expected = law * seen.sum()
-    few = expected < 5
-    seen = np.append(seen[~few], seen[few].sum())
-    expected = np.append(expected[~few], expected[few].sum())
-    seen, expected = seen[expected > 0], expected[expected > 0]
-    assert len(seen) > 2
-    g = 2 * sum(o * np.log(o / e) for o, e in zip(seen, expected, strict=True) if o)
-    return float(stats.chi2.sf(g, len(seen) - 1))
+    return p_value(torch.from_numpy(law), texts, vocab)
 
 
 def run(job: Callable[..., Any], *args: Any, **config: Any) -> Any:

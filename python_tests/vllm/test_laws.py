@@ -81,14 +81,6 @@ def test_mixed_parameters_have_their_laws(
     assert (accepted > 0) == (speculation != "none")
 
 
-def test_vllm_alone_fails_on_the_cpu(models: Path, law: engines.Law) -> None:
-    """Show the test's power: vLLM's CPU backend draws with temperatures it has not set."""
-    config = engines.configuration(models, "drafts")
-    del config["additional_config"]
-    texts = engines.run(alike, NUMBER, **config)
-    assert engines.g_test(law.of(lambda rows: torch.softmax(rows / 0.8, -1)), texts) < 1e-6
-
-
 def alike(engine: Any, number: int, wrong: bool = False) -> list[list[int]]:
     """Return texts at temperature 0.8; with `wrong` drafts are drawn as if it were another."""
     import vllm
