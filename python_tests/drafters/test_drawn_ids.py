@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,31 +32,6 @@ class PartLevel(toy.ToyLevel):
 
     def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
         return super().forward(tokens, keep)[..., self.drawn]
-
-
-def gap(chain_of: Any, **sampling: float) -> float:
-    """Total variation of three tokens to the target's."""
-    chance = toy.Enumerator()
-    chain = chain_of(chance.operators)
-    return toy.chain_gap(chance, chain, toy.ToyLevel(V, 1), PROMPT, 3, **sampling)
-
-
-@pytest.mark.parametrize(
-    ("middle", "options", "sampling"),
-    [
-        *(([], {"rule": rule}, own) for rule in ("token", "block") for own in ({}, {"top_p": 0.7})),
-        *(([2], {"tail": tail}, {}) for tail in (0, 1)),
-    ],
-)
-def test_the_distribution_is_the_targets(middle: list[int], options: Any, sampling: Any) -> None:
-    """With a tail, the target reads rows of both levels below it."""
-
-    def chain(operators: Operators) -> ps.Chain:
-        levels = [*(toy.ToyLevel(V, seed) for seed in (1, *middle)), Part(operators)]
-        window = [1, 1] if middle else [2]
-        return ps.Chain(levels, window, **options, operators=operators)
-
-    assert gap(chain, **sampling) < 1e-6
 
 
 def test_the_target_is_given_rows_of_the_drawn_ids() -> None:
@@ -134,30 +108,6 @@ def between(operators: Operators, rule: str = "token", sync: bool = True, tail: 
     return ps.Chain(levels, [2, 1], rule=rule, sync_each_step=sync, tail=tail, operators=operators)
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize(("sync", "tail"), [(True, 0), (True, 1), (False, 0)])
-@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.7}], ids=["all", "top-p"])
-def test_a_part_between_two_levels(rule, sync, tail, sampling) -> None:
-    assert gap(lambda operators: between(operators, rule, sync, tail), **sampling) < 1e-6
-
-
-def test_rows_of_the_whole_model_are_another_law() -> None:
-    """The planted mistake: what is handed up has mass at ids that are never drawn."""
-    middle = toy.ToyLevel(V, 3)
-
-    class Whole(toy.Enumerator):
-        def verify(self, target: Any, tokens: Any, draft: Any = None, **options: Any) -> Any:
-            if options["level"] == 1 and draft is not None:
-                missing = draft.isneginf()
-                draft = draft.masked_fill(missing, float(middle.table.mean()))
-                options["draft_statistics"] = None
-            return super().verify(target, tokens, draft, **options)
-
-    chance = Whole()
-    chain = between(chance.operators)
-    assert toy.chain_gap(chance, chain, toy.ToyLevel(V, 1), PROMPT, 3) > 1e-3
-
-
 def test_processors_may_forbid_all_that_it_draws() -> None:
     class Only:
         def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
@@ -166,27 +116,6 @@ def test_processors_may_forbid_all_that_it_draws() -> None:
     batch = between(Operators()).batch([PROMPT], 6, temperature=1.0, seed=1, processors=Only())
     batch.complete()
     assert batch.rows[0].tokens[len(PROMPT) :] == [2] * 6
-
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_switching_drafters_take_some(rule: str) -> None:
-    """Each block has rows of all ids, whichever drafter wrote it."""
-
-    class Turns:
-        def __init__(self, drafter: ps.SwitchingDrafter) -> None:
-            self.drafter = drafter
-
-        def next(self, report: Any) -> Sequence[int]:
-            self.drafter.active = len(report.text) % 2
-            return list(report.windows)
-
-    def chain(operators: Operators) -> ps.Chain:
-        members = [Part(operators), ps.DraftModel(toy.ToyLevel(V, 2), draw=operators.draw)]
-        drafter = ps.SwitchingDrafter(members)
-        levels = [toy.ToyLevel(V, 1), drafter]
-        return ps.Chain(levels, [2], rule=rule, policy=Turns(drafter), operators=operators)
-
-    assert gap(chain) < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,143 +11,14 @@ import toy
 from captured_chains import level
 from device_rounds import same_without_the_host, watched
 from recorder import WatchedGraphs
-from toy_trees import StayingTrees, TreeEnumerator, TreeLevel
+from toy_trees import TreeLevel
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.drafters import DraftBlock, DraftModel, RowBuffer
-from polyspec_ext.drafters.trees import PathDraws
+from polyspec_ext.drafters import DraftModel
 from polyspec_ext.runtime.plan import Operators
 
 PROMPT = [0, 1]
-
-
-def distance(
-    vocab: int,
-    window: list[int],
-    length: int,
-    paths: int,
-    *,
-    beam: float = 0.5,
-    kind: type[TreeLevel] = TreeLevel,
-    sampling: dict[str, Any] | None = None,
-    **options: Any,
-) -> float:
-    """Total variation of the text to the target's, of levels above a draft of several paths."""
-    chance = TreeEnumerator()
-    levels = [kind(vocab, 11 + i) for i in range(len(window) + 1)]
-    drafter = DraftModel(levels[-1], paths=paths, beam=beam)
-    chain = ps.Chain([*levels[:-1], drafter], window, operators=chance.operators, **options)
-    return toy.chain_gap(chance, chain, levels[0].table, PROMPT, length, **(sampling or {}))
-
-
-# Ids, windows, new tokens, paths.
-SHAPES = [
-    (3, [1], 2, 2),
-    (3, [1], 2, 3),
-    (2, [2], 3, 2),
-    (3, [2], 2, 2),
-    (2, [1, 1], 3, 2),
-    (2, [1, 2], 3, 2),
-    (3, [1, 1], 2, 3),
-]
-ALONE: dict[str, Any] = {"kind": StayingTrees, "sync_each_step": False}
-LAWS: list[tuple[Any, dict[str, Any]]] = [
-    *((shape, options) for shape in SHAPES for options in ({}, ALONE)),
-    *(
-        (shape, {"beam": 1.0, "rule": rule})
-        for shape in ((3, [3], 4, 2), (3, [2, 1], 3, 3))
-        for rule in ("token", "block")
-    ),
-    (SHAPES[3], {"sampling": {"top_k": 2}}),
-    (SHAPES[3], {"sampling": {"temperature": 0.75, "top_p": 0.7}}),
-]
-
-
-@pytest.mark.parametrize(("shape", "options"), LAWS, ids=str)
-def test_law_is_the_targets(shape: Any, options: dict[str, Any]) -> None:
-    assert distance(*shape, **options) < 1e-12
-
-
-def text_of(
-    chain: Any,
-    number: int,
-    prompts: Sequence[list[int]],
-    limits: Sequence[int],
-    temperatures: Sequence[float],
-) -> list[int]:
-    """The new tokens of one request of a batch; each request has another seed."""
-    out = chain.generate(
-        prompts, limits, temperature=temperatures, seed=list(range(len(prompts))), eos_token_id=[]
-    )
-    begin = len(prompts[number])
-    tokens: list[int] = out.sequences[number, begin : begin + limits[number]].tolist()
-    return tokens
-
-
-def test_law_of_rows_that_differ() -> None:
-    """Mix rows of drawn paths, of a beam and greedy ones, of other lengths and windows."""
-    chance = TreeEnumerator()
-    target, draft = TreeLevel(2, 11), TreeLevel(2, 12)
-    drafter = DraftModel(draft, paths=2, beam=0.6)
-    chain = ps.Chain([target, drafter], [2], operators=chance.operators)
-    prompts, limits, temperatures = [PROMPT, [1], [1, 1, 0]], [3, 2, 9], [1.0, 0.5, 0.0]
-    for number in range(2):
-        chance.only(number)
-        found = toy.chain_distribution(
-            chance, partial(text_of, chain, number, prompts, limits, temperatures)
-        )
-        sampling = {"temperature": temperatures[number]}
-        exact = toy.text_distribution(target.table, prompts[number], limits[number], **sampling)
-        assert toy.total_variation(found, exact) < 1e-12
-
-
-# ---- known mistakes ------------------------------------------------------------------------------
-
-
-def joined_duplicates(patch: pytest.MonkeyPatch) -> None:
-    """Equal siblings are one node, so that the rule counts one draw where there were two."""
-    draft = DraftModel.draft
-
-    def wrong(self: DraftModel, inputs: Any) -> Any:
-        block = draft(self, inputs)
-        assert block.parents is not None
-        tokens, parents = block.tokens[0].tolist(), block.parents[0].tolist()
-        nodes = list(zip(tokens, parents, strict=True))
-        kept = [n for n, node in enumerate(nodes) if node not in nodes[:n]]
-        place = {-1: -1, **{n: i for i, n in enumerate(kept)}}
-        assert block.rows is not None
-        rows = block.rows.logits[:, [0, *(n + 1 for n in kept)]]
-        above = torch.tensor([[place[parents[n]] for n in kept]])
-        return DraftBlock(block.tokens[:, kept], None, None, RowBuffer(rows, None), above)
-
-    patch.setattr(DraftModel, "draft", wrong)
-    # (The nodes are no more those that the draft has read.)
-    can = DraftModel.capabilities.fget
-    assert can is not None
-    patch.setattr(
-        DraftModel, "capabilities", property(lambda self: replace(can(self), keeps_paths=False))
-    )
-
-
-def one_draw_for_all(patch: pytest.MonkeyPatch) -> None:
-    """Every path has the draws of the first."""
-    draw = PathDraws.next
-    patch.setattr(PathDraws, "next", lambda self, *a: draw(self, *a)[:, :1].expand(-1, 2).clone())
-
-
-@pytest.mark.parametrize(
-    ("mistake", "shape"),
-    [
-        (joined_duplicates, (3, [1], 2, 2)),
-        (one_draw_for_all, (3, [1], 2, 2)),
-    ],
-    ids=lambda x: getattr(x, "__name__", ""),
-)
-def test_mistakes_are_seen(monkeypatch: pytest.MonkeyPatch, mistake: Any, shape: Any) -> None:
-    with monkeypatch.context() as patch:
-        mistake(patch)
-        assert distance(*shape) > 1e-3
 
 
 # ---- the draft's cache, draws and batches --------------------------------------------------------

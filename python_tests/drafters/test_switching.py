@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-import proposal_kinds
 import pytest
 import toy
 import toy_rows
@@ -60,20 +59,6 @@ def test_members_that_are_the_target_accept_everything() -> None:
     chain = ps.Chain([levels[0], drafter], [3], policy=Honest(drafter))
     target = chain.generate([1], 200, 0.9, seed=4).stats.levels[0]
     assert target.num_accepted_tokens == target.num_draft_tokens > 0
-
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_sampled_text_has_the_targets_distribution(rule: str) -> None:
-    levels = [toy_rows.Rows(2, 11 + i) for i in range(3)]
-    enumerator = toy.Enumerator()
-    drafter = ps.SwitchingDrafter(
-        [DraftModel(level, draw=enumerator.draw) for level in levels[1:]]
-        + [toy.FixedDrafter(lambda tokens, k: [1] * k)]
-    )
-    _, chain = proposal_kinds.enumerated(
-        [levels[0], drafter], [2], enumerator, policy=Random(drafter), rule=rule
-    )
-    assert toy.chain_gap(enumerator, chain, levels[0], [0, 1], 4) < 1e-12
 
 
 # ---- the choice ----------------------------------------------------------------------------------

@@ -10,26 +10,15 @@ import pytest
 import torch
 import toy
 import transformers as hf
+from lettered import tokenizer_of
 from small_models import llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import polyspec_ext as ps
 from polyspec_ext.drafters.translated import SPECIAL, TranslatedLevel, Vocabulary
-from polyspec_ext.levels import IdMap, InputBlock, PromptBatch, RowCounts
-from polyspec_ext.runtime.plan import Operators
+from polyspec_ext.levels import InputBlock, PromptBatch, RowCounts
 
 LETTERS = "abcdefghijklmnop"
-
-
-def tokenizer_of(
-    words: list[str], byte_level: bool = True, *merges: tuple[str, str], **special: Any
-) -> Any:
-    """A tokenizer whose id i is ``words[i]``."""
-    made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, list(merges)))
-    if byte_level:
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.decoder = decoders.ByteLevel()
-    return hf.PreTrainedTokenizerFast(tokenizer_object=made, **special)
 
 
 def model_of(size: int, seed: int = 0) -> Any:
@@ -175,95 +164,6 @@ def test_refusals() -> None:
         level.forward(InputBlock(torch.tensor([[1, 2]]), 2, parents=torch.tensor([[-1, -1]])))
     with pytest.raises(ValueError, match="expected a target that draws all"):
         ps.Chain([level, target], [2], check_vocabulary=False)
-
-
-# ---- laws, by enumeration ------------------------------------------------------------------------
-
-
-class Lettered(toy.ToyLevel):
-    """A toy level with a tokenizer, whose id i is ``words[i]``."""
-
-    def __init__(self, words: list[str], seed: int, *merges: tuple[str, str]) -> None:
-        super().__init__(len(words), seed)
-        self._tokenizer = tokenizer_of(words, True, *merges)
-
-    def tokenizer(self) -> Any:
-        return self._tokenizer
-
-
-ABC, PROMPT = ["a", "b", "c"], [0, 2, 1]
-# The one has c and d; the other joins a and b wherever the text is encoded anew.
-ADBC = ["d", "c", "b", "a"]
-BAZ = ["b", "a", "ab", "z"]
-
-
-def lettered(words: list[str], seed: int = 2) -> TranslatedLevel:
-    merges = [("a", "b")] if "ab" in words else []
-    return TranslatedLevel(Lettered(words, seed, *merges), Lettered(ABC, 1))
-
-
-def chain_of(kinds: str, operators: Operators, rule: str = "token", **options: Any) -> ps.Chain:
-    """A chain below a target of a, b and c."""
-    made: dict[str, Any] = {
-        "middle": lambda: lettered(BAZ),
-        "draft": lambda: lettered(ADBC, 3),
-        "plain": lambda: Lettered(ABC, 4),
-        "lookup": lambda: toy.FixedDrafter(lambda tokens, k: [(tokens[-1] + 1) % 3, 0][:k]),
-    }
-    levels = [Lettered(ABC, 1), *(made[kind]() for kind in kinds.split())]
-    window = [2, 1][: len(levels) - 1]
-    return ps.Chain(levels, window, rule=rule, operators=operators, **options)
-
-
-def distance(chance: toy.Enumerator, chain: ps.Chain, length: int = 3, **sampling: Any) -> float:
-    """From the target's distribution of the next `length` tokens."""
-    return toy.chain_gap(chance, chain, Lettered(ABC, 1), PROMPT, length, **sampling)
-
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        "middle", "draft", "middle lookup", "middle plain", "middle draft", "plain draft",
-    ],
-)  # fmt: skip
-def test_laws_at_every_place(kinds: str, rule: str) -> None:
-    chance = toy.Enumerator()
-    assert distance(chance, chain_of(kinds, chance.operators, rule)) < 1e-6
-
-
-def test_law_with_filters() -> None:
-    chance = toy.Enumerator()
-    chain = chain_of("middle draft", chance.operators, tail=1)
-    assert distance(chance, chain, temperature=0.7, top_p=0.8) < 1e-6
-
-
-def other_map(patch: pytest.MonkeyPatch) -> None:
-    """Drawn ids are mapped in another order than the distribution that is handed up."""
-    patch.setattr(IdMap, "to_above", lambda self, entries: self._table.flip(0).roll(-1)[entries])
-
-
-def context_of_drafts(patch: pytest.MonkeyPatch) -> None:
-    """A text is encoded together with the draft tokens whose distributions are behind it."""
-    logits_behind = TranslatedLevel.logits_behind
-
-    def wrong(self: TranslatedLevel, contexts: Any, pieces: Any, keep: int) -> torch.Tensor:
-        for text in self.texts:
-            self._encode(text)
-        return logits_behind(self, [text.ids for text in self.texts], [[]] * len(pieces), keep)
-
-    patch.setattr(TranslatedLevel, "logits_behind", wrong)
-
-
-@pytest.mark.parametrize(
-    ("mistake", "kinds"),
-    [(other_map, "draft"), (other_map, "plain draft"), (context_of_drafts, "middle plain")],
-)
-def test_mistakes_are_seen(monkeypatch: pytest.MonkeyPatch, mistake: Any, kinds: str) -> None:
-    chance = toy.Enumerator()
-    with monkeypatch.context() as patch:
-        mistake(patch)
-        assert distance(chance, chain_of(kinds, chance.operators)) > 1e-3
 
 
 # ---- kinds of tokenizers -------------------------------------------------------------------------

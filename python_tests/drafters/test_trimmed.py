@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import toy
-from small_models import PROMPT, llama, make, rough
+from small_models import PROMPT, make, rough
 
 import polyspec_ext as ps
 from polyspec_ext.levels import load
@@ -69,21 +69,6 @@ def test_heads_of_gguf_files(tmp_path: Path) -> None:
         chain = ps.Chain([file, f"trim:40:{file}"], [3], pack="auto")
         out = chain.generate(PROMPT, 16, eos_token_id=[])
         assert out.sequences.equal(ps.Chain([file]).generate(PROMPT, 16).sequences)
-
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_the_distribution_is_the_targets(rule: str) -> None:
-    """By enumeration of every draw."""
-    vocab, prompt = 3, [0, 1]
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "eos_token_id": None}
-    sizes = {"hidden_size": 8, "intermediate_size": 12, "bos_token_id": None}
-    draft = llama(3, 1, vocab, **sizes, **heads)
-    copy = ps.trim(draft, [[0, 2, 2]], 2)
-    assert drawn(copy) == [0, 2]
-    chance, target = toy.Enumerator(), toy.ToyLevel(vocab, 1)
-    levels = [toy.ToyLevel(vocab, 1), ps.HuggingFaceLevel(copy)]
-    chain = ps.Chain(levels, [2], rule=rule, operators=chance.operators, check_vocabulary=False)
-    assert toy.chain_gap(chance, chain, target, prompt, 3) < 1e-6
 
 
 def test_what_cannot_be_trimmed_is_refused() -> None:

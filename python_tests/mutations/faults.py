@@ -155,8 +155,8 @@ FAULTS = (
         "            self._rounds_left = 0",
         "            self._rows.state.set_windows(slot, (*sizes, *rounds))",
         (
-            "python_tests/policies/test_window_policy.py::test_law_under_a_random_policy[2-5-1-False-token]",
-            "python_tests/policies/test_window_policy.py::test_law_where_windows_of_zero_grow_again[[[1], [0], [2]]-5-True-token]",
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[random windows below 1-token-None]",
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[windows [[1], [0], [2]]-token-False]",
         ),
     ),
     Fault(
@@ -175,7 +175,7 @@ FAULTS = (
         '"level": number,',
         '"level": 1,',
         (
-            "python_tests/exactness/test_chain_distribution.py::test_mistakes_are_seen[distribution_of_the_drafter]",
+            "python_tests/exactness/test_one_screen.py::test_every_row_of_a_chain_is_that_of_the_one_screen",
         ),
     ),
     Fault(
@@ -191,7 +191,7 @@ FAULTS = (
         '"draft_lengths": local.lengths, "draft_statistics"',
         '"draft_lengths": None, "draft_statistics"',
         (
-            "python_tests/exactness/test_chain_distribution.py::test_the_law_is_the_targets[(4, 2, [1, 1, 1], 1, 3) tail at once-block]",
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[tail, [1, 1, 1]-block-False]",
         ),
     ),
     Fault(
@@ -261,7 +261,7 @@ FAULTS = (
         "        if level == 1 and not self.tail_has_statistics:\n            statistics = None\n",
         "",
         (
-            "python_tests/drafters/test_drawn_ids.py::test_the_distribution_is_the_targets[middle5-options5-sampling5]",
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[some ids last, tail-token-None]",
         ),
     ),
     Fault(
@@ -490,8 +490,8 @@ FAULTS = (
         'full = rows.new_full((*rows.shape[:-1], vocab_size), -float("inf"))',
         "full = rows.new_full((*rows.shape[:-1], vocab_size), 0.0)",
         (
-            "python_tests/drafters/test_drawn_ids.py::test_switching_drafters_take_some[block]",
-            "python_tests/drafters/test_drawn_ids.py::test_the_distribution_is_the_targets[middle5-options5-sampling5]",
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[switching, some ids-block-None]",
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[some ids last, tail-token-None]",
         ),
     ),
     Fault(
@@ -753,7 +753,7 @@ FAULTS = (
         "self.parents.gather(1, at) + lags[:, None], parents)",
         "self.parents.gather(1, at) + lags[:, None] - 1, parents)",
         (
-            "python_tests/runtime/test_trees.py::test_the_distribution_is_the_targets[1-[2]-[2, 2]-3-block]",
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[tree [2, 2]-token-None]",
         ),
     ),
     Fault(
@@ -853,7 +853,7 @@ FAULTS = (
         "fits = shape[0] == batch and shape[1] >= most and shape[2] == vocab",
         "fits = shape[0] == batch and shape[2] == vocab",
         (
-            "python_tests/policies/test_window_policy.py::test_law_under_a_random_policy[2-5-1-False-token]",
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[random windows below 1-token-None]",
         ),
     ),
     Fault(
@@ -955,7 +955,9 @@ FAULTS = (
         "polyspec_ext/drafters/switching.py",
         "if block.rows is not None and id_map_of(member).drawn is not None:",
         "if False:",
-        ("python_tests/drafters/test_drawn_ids.py::test_switching_drafters_take_some[block]",),
+        (
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[switching, some ids-block-None]",
+        ),
     ),
     Fault(
         "drafters: a translated context depends on draft tokens",
@@ -1975,5 +1977,105 @@ FAULTS = (
         "return a == 0 || b == 0 || a <= limit / b;",
         "return a == 0 || b == 0 || static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b)) <= limit;",
         ("ctest sizes_test",),
+    ),
+    Fault(
+        "runtime: draft tokens are verified with the rows of others",
+        "polyspec_ext/runtime/engine.py",
+        '            shared |= {"draft_lengths": local.lengths, "draft_statistics": statistics}\n',
+        '            draft_logits = None if draft_logits is None else draft_logits.roll(1, 1)\n            shared |= {"draft_lengths": local.lengths, "draft_statistics": None}\n',
+        ("python_tests/exactness/test_law.py::test_the_law_is_the_targets[2, 2, [3]-token-None]",),
+    ),
+    Fault(
+        "runtime: a level's last token is not handed up",
+        "polyspec_ext/runtime/engine.py",
+        "step, emitted.tokens, emitted.num_accepted, emitted.status, padding",
+        "step, emitted.tokens, (emitted.num_accepted - (number > 1)).clamp_min(0), emitted.status, padding",
+        (
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[3, 2, [3, 2]-token-None]",
+        ),
+    ),
+    Fault(
+        "runtime: the target's cache keeps rejected tokens",
+        "polyspec_ext/runtime/engine.py",
+        "            if level >= number:\n",
+        "            if level > number:\n",
+        (
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[four methods-token-None]",
+        ),
+    ),
+    Fault(
+        "runtime: drafts end before token 0",
+        "polyspec_ext/runtime/engine.py",
+        "report = rows.state.report(step, block.tokens, block.counts, block.status, padding)",
+        "report = rows.state.report(step, block.tokens, block.tokens.ne(0).cumprod(1).sum(1), block.status, padding)",
+        ("python_tests/exactness/test_law.py::test_the_law_is_the_targets[2, 2, [3]-token-None]",),
+    ),
+    Fault(
+        "runtime: rows of a verification lie a slot early",
+        "polyspec_ext/runtime/rows.py",
+        "        logits, slots = logits.to(table.dtype), slots.to(device)\n",
+        "        logits, slots = logits.to(table.dtype), slots.to(device).sub(1).clamp_min(0)\n",
+        (
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[3, 2, [3, 2]-token-None]",
+        ),
+    ),
+    Fault(
+        "runtime: rows of a tail are in the place of the first",
+        "polyspec_ext/runtime/rows.py",
+        "        logits, slots = logits.to(dtype), slots.to(device)\n",
+        "        logits, slots = logits.to(dtype), (slots - slots.min()).to(device)\n",
+        (
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[tail, [2, 1]-token-None]",
+        ),
+    ),
+    Fault(
+        "runtime: the target gets no rows of tails",
+        "polyspec_ext/runtime/rows.py",
+        "        put_rows(table.logits, known, logits, statistics, slots, padding)\n        self.tail_has_statistics = self.tail_has_statistics and statistics is not None\n",
+        "        self.tail_has_statistics = False\n",
+        (
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[tail, [2, 1]-token-None]",
+        ),
+    ),
+    Fault(
+        "drafters: children of a node are verified with the root's row",
+        "polyspec_ext/drafters/trees.py",
+        "ids = torch.arange(batch * (nodes + 1), device=device).view(batch, nodes + 1)",
+        "ids = torch.arange(batch, device=device)[:, None].expand(batch, nodes + 1) * (nodes + 1)",
+        ("python_tests/exactness/test_law.py::test_the_law_is_the_targets[drawn tree-token-None]",),
+    ),
+    Fault(
+        "drafters: rows of a path are those of the first nodes",
+        "polyspec_ext/drafters/trees.py",
+        "        drawn = result.rows.clamp_min(0)[..., None]\n",
+        "        drawn = torch.arange(result.rows.shape[1]).expand_as(result.rows)[..., None]\n",
+        (
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[tree below two-token-None]",
+        ),
+    ),
+    Fault(
+        "drafters: paths draw from the rows of the first",
+        "polyspec_ext/drafters/trees.py",
+        "        behind = logits[batch[:, None], first].flatten(0, 1)[:, None]\n",
+        "        behind = logits[batch[:, None], first * 0].flatten(0, 1)[:, None]\n",
+        ("python_tests/exactness/test_law.py::test_the_law_is_the_targets[paths [2]-token-None]",),
+    ),
+    Fault(
+        "tensors: entries of drawn ids are those of others",
+        "polyspec_ext/tensors.py",
+        "        entries[known] = torch.arange(len(known), dtype=torch.int32, device=known.device)\n",
+        "        entries[known] = torch.arange(len(known), dtype=torch.int32, device=known.device).flip(0)\n",
+        (
+            "python_tests/exactness/test_law.py::test_the_law_is_the_targets[some ids last-token-None]",
+        ),
+    ),
+    Fault(
+        "drafters: a member's rows are written by the next",
+        "polyspec_ext/drafters/switching.py",
+        "        rows = self._rows[self.active]\n",
+        "        rows = next((rows for rows in self._rows if rows is not None), None)\n",
+        (
+            "python_tests/drafters/test_proposal_kinds.py::test_a_switch_leaves_the_rows_of_others_alone",
+        ),
     ),
 )

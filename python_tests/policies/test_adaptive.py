@@ -21,7 +21,8 @@ from polyspec_ext.policies import RoundReport, StepReport
 from polyspec_ext.runtime.plan import default_rounds
 
 NAMES = list(POLICIES)
-# ---- the distribution ----------------------------------------------------------------------------
+# Step by step; and without host synchronisation, as on a device.
+EXECUTORS = pytest.mark.parametrize("at_once", [False, True])
 
 
 @pytest.mark.parametrize("name", NAMES)

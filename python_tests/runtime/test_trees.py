@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import toy
@@ -15,54 +13,6 @@ from polyspec_ext.drafters.base import DrafterCapabilities
 
 V = 3
 PROMPT = [0, 1]
-
-
-def enumerated(
-    count: int,
-    window: Sequence[int],
-    widths: Sequence[int],
-    length: int,
-    *,
-    drawn: bool = False,
-    temperature: float = 1.0,
-    vocab: int = V,
-    chance: TreeEnumerator | None = None,
-    **options: Any,
-) -> float:
-    """Total variation of a chain's text to the target's; `count` levels above a tree drafter."""
-    chance = chance or TreeEnumerator()
-    levels = [TreeLevel(vocab, 11 + i) for i in range(count)]
-    drafter = TreeDrafter(toy.ToyLevel(vocab, 31), widths, chance.sample if drawn else None)
-    chain = ps.Chain([*levels, drafter], window, operators=chance.operators, **options)
-    target = levels[0].table
-    return toy.chain_gap(chance, chain, target, PROMPT, length, temperature=temperature)
-
-
-SHAPES = [
-    (1, [2], [2, 2], 3),
-    (1, [3], [2, 1, 1], 4),
-    (1, [1], [3], 3),
-    (2, [2, 2], [2, 1], 3),
-    (2, [3, 1], [2], 3),
-    (3, [2, 1, 1], [2], 3),
-]
-
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize(("count", "window", "widths", "length"), SHAPES, ids=str)
-def test_the_distribution_is_the_targets(count, window, widths, length, rule) -> None:
-    assert enumerated(count, window, widths, length, rule=rule) < 1e-12
-
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize(
-    ("count", "window", "widths", "length"),
-    [(1, [2], [2, 1], 3), (1, [1], [2], 2), (2, [1, 1], [2], 2)],
-    ids=str,
-)
-def test_the_distribution_with_independent_children(count, window, widths, length, rule) -> None:
-    distance = enumerated(count, window, widths, length, drawn=True, vocab=2, rule=rule)
-    assert distance < 1e-12
 
 
 def test_statistics_count_levels_of_the_tree_and_nodes() -> None:
