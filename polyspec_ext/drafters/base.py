@@ -47,10 +47,9 @@ class TreeSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DrafterCapabilities(LevelCapabilities):
-    """Capabilities of a drafter, and the hidden states that it reads.
+    """Capabilities of a drafter, as of a level, and the hidden states that it reads.
 
     Attributes:
-        batches, reads_apart, keeps_lengths, checked: as for a level.
         device_lengths: can draft the current batch without counts and lengths on the host.
         trees: blocks are trees, a chain being a tree with a single path; the level above must read
             trees.

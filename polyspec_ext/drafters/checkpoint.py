@@ -212,13 +212,6 @@ def read_file(file: Path, wanted: Callable[[str], object] = lambda name: True) -
     return {key: value for key, value in content.items() if wanted(key)}
 
 
-def names_in(file: Path) -> set[str]:
-    """Return the names of a file's tensors; a ``.safetensors`` file's tensors are not read."""
-    names: set[str] = set()
-    read_file(file, names.add)  # `add` returns None: no tensor is wanted
-    return names
-
-
 def architectures(config: Mapping[str, Any]) -> list[Any]:
     """Return the architectures in a configuration."""
     names = config.get("architectures")
@@ -394,7 +387,21 @@ def load_network(
     content, read = read_config(folder), read_folder(folder)
     tensors = _renamed(read, name, (*_NAMES, *names))
     config = parse(content, tensors, text.num_hidden_layers, name)
-    _require_target(config, text, name)
+    if config.target_hidden_size != text.hidden_size:
+        raise ValueError(
+            f"{name}: expected a target with hidden states of {config.target_hidden_size} "
+            f"numbers, given one with {text.hidden_size}"
+        )
+    if config.layer.vocab_size != text.vocab_size:
+        raise ValueError(
+            f"{name}: vocab_size: expected the target's, {text.vocab_size}, given "
+            f"{config.layer.vocab_size}"
+        )
+    if not getattr(config, "fuse", True) and config.hidden_size != text.hidden_size:
+        raise ValueError(
+            f"{name}: hidden_size: expected the target's, {text.hidden_size}, where no product "
+            f"brings one to the other, given {config.hidden_size}"
+        )
     offsets = tensors.pop("d2t", None)
     has = {key: f"{key}.weight" in tensors for key in ("embed_tokens", "lm_head")}
     network: Any = model.load(
@@ -430,25 +437,6 @@ def _renamed(
         if new_key is not None:
             renamed[new_key] = value
     return renamed
-
-
-def _require_target(config: Any, text: Any, name: str) -> None:
-    """Refuse a head for a target other than that with the decoder's configuration `text`."""
-    if config.target_hidden_size != text.hidden_size:
-        raise ValueError(
-            f"{name}: expected a target with hidden states of {config.target_hidden_size} "
-            f"numbers, given one with {text.hidden_size}"
-        )
-    if config.layer.vocab_size != text.vocab_size:
-        raise ValueError(
-            f"{name}: vocab_size: expected the target's, {text.vocab_size}, given "
-            f"{config.layer.vocab_size}"
-        )
-    if not getattr(config, "fuse", True) and config.hidden_size != config.target_hidden_size:
-        raise ValueError(
-            f"{name}: hidden_size: expected the target's, {config.target_hidden_size}, where no "
-            f"product brings one to the other, given {config.hidden_size}"
-        )
 
 
 @torch.no_grad()

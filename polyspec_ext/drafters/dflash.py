@@ -325,16 +325,12 @@ class DFlashConfig(HeadConfig):
     """The configuration of a drafter of blocks.
 
     Attributes:
-        layer: shape and number of the layers; `vocab_size` is the target's.
-        hidden_layers: the target's states that the network reads; k is the state after k layers.
-        target_hidden_size: width of these states.
         block_size: tokens of a block, including the last token of the text.
         mask_token_id: id of the other tokens.
         from_anchor: the first token is drafted from the state of the text's last token, else from
             the state of the first mask token.
         windows: by layer, number of positions back that a token sees, with its position; None: all.
         causal: by layer, whether a token sees no later tokens of the block.
-        draft_vocab_size: number of ids of the checkpoint's output head; None: the target's.
         markov_rank: rank of the Markov head; 0: no such head.
         embedding_scale, logit_scale: factors of embeddings and logits.
         logit_cap: bound of the logits, by a hyperbolic tangent; None: no bound.

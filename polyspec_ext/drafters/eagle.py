@@ -156,11 +156,6 @@ class EagleConfig(HeadConfig):
 
     Attributes:
         version: 1 (EAGLE-1 and EAGLE-2) or 3.
-        layer: shape and number of the layers; `vocab_size` is the target's.
-        target_hidden_size: width of the target's hidden states.
-        hidden_layers: the target's hidden states that the head reads; k is the state after k
-            layers, -1 the last state, after the final norm.
-        draft_vocab_size: number of ids of the checkpoint's output head; None: the target's.
         fuse: whether `fc` projects the target's states to the head's width (EAGLE-3), before the
             first step of a draft only.
         fc_bias, qkv_bias, output_bias: whether these products have a bias.

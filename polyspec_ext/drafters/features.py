@@ -446,20 +446,12 @@ class LastStateDrafter:
         tree: Tree | None = None,
         dtype: torch.dtype | None = None,
     ) -> _Drafter:
-        """Load published heads.
+        """Load published heads. Other arguments, and errors: as for `Eagle.from_pretrained`.
 
         Args:
             location: a directory with the heads' file (`medusa_lm_head.pt`, `hydra_lm_head.pt`) and
                 an optional config.json; or an id on the Hugging Face hub.
-            target: the level or model that the heads were trained for. Below a level with packed
-                weights the heads run on packed copies too, in additional memory.
             tree: a `DynamicTree` or `StaticTree`; None: `DynamicTree()`.
-            dtype: dtype of the heads; None: the target's.
-
-        Raises:
-            TypeError: an argument is of another type.
-            ValueError: the file is missing or has code in it, the heads are of another form, or
-                tensors are missing, unknown or of another shape; the message names them.
         """
         model = Target(target)
         arguments.instance("tree", tree, Tree)
@@ -614,11 +606,8 @@ class HiddenWindow:
         self.begin.copy_(other.begin)
         self.end.copy_(other.begin)
         if source.layers:
-            layers = self._of_another(source.layers)
+            layers = {at: x[:, : self.width or None].clone() for at, x in source.layers.items()}
             self.add(layers, other.begin.to(device), source.counts.to(device, copy=True))
-
-    def _of_another(self, layers: Hidden) -> Hidden:
-        return {layer: states.clone() for layer, states in layers.items()}
 
     def add(
         self, layers: Hidden, begin: Tensor, counts: Tensor, skipped: Tensor | None = None
@@ -744,9 +733,6 @@ class HiddenRing(HiddenWindow):
         """All memory, for the keys of captured graphs."""
         ring = [] if self._ring is None else [self._ring]
         return [self.begin, self.end, self._reach, self._rows, *ring]
-
-    def _of_another(self, layers: Hidden) -> Hidden:
-        return {layer: states[:, : self.width] for layer, states in layers.items()}
 
     def add(
         self, layers: Hidden, begin: Tensor, counts: Tensor, skipped: Tensor | None = None

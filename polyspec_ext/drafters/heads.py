@@ -53,12 +53,21 @@ _FOLLOW_LENGTH = ("dynamic", "longrope")  # rope types that depend on the longes
 
 
 class HeadConfig:
-    """The configuration of a head, as passes and drafts read it."""
+    """The configuration of a head, as passes and drafts read it.
 
-    layer: Any  # configuration of the decoder layers, as `RollbackCache` reads it
-    hidden_layers: tuple[int, ...]  # layers of the target with the states that the head reads
-    target_hidden_size: int  # width of each state
-    draft_vocab_size: int | None  # number of ids that the output head draws; None: all
+    Attributes:
+        layer: shape and number of the decoder layers, as `RollbackCache` reads them; `vocab_size`
+            is the target's.
+        hidden_layers: states of the target that the head reads; k is the state after k layers, -1
+            the last state, after the final norm.
+        target_hidden_size: width of each state.
+        draft_vocab_size: number of ids that the output head draws; None: all.
+    """
+
+    layer: Any
+    hidden_layers: tuple[int, ...]
+    target_hidden_size: int
+    draft_vocab_size: int | None
 
     @property
     def hidden_size(self) -> int:

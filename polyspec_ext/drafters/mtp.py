@@ -129,11 +129,11 @@ _LAYOUTS = (
 class MTPConfig(HeadConfig):
     """Configuration of a multi-token prediction head."""
 
-    layer: Any  # configuration of the layers of the cache
-    blocks: Any  # configuration of the decoder layers
+    layer: Any
+    blocks: Any  # configuration of the decoder layers; `layer` is that of the cache's
     states_first: bool  # `fc` reads the state before the embedding
-    target_hidden_size: int  # width of the target's states and the head's
-    hidden_layers: tuple[int, ...] = (LAST,)  # the target's last states, after its final norm
+    target_hidden_size: int
+    hidden_layers: tuple[int, ...] = (LAST,)
     draft_vocab_size: None = None
 
 
@@ -241,7 +241,9 @@ def load_mtp(
     model = Target(target)
     folder = checkpoint.folder_of(location)
     name, count = str(folder), model.text.num_hidden_layers
-    names = set[str]().union(*map(checkpoint.names_in, checkpoint.weight_files(folder)))
+    names: set[str] = set()
+    for file in checkpoint.weight_files(folder):
+        checkpoint.read_file(file, names.add)  # `add` returns None: no tensor is read
     plain = list(map(_plain, names))
     layout = _layout(plain, count, name)
     kinds = _kinds(model)

@@ -25,7 +25,6 @@ class Table:
 
     def __init__(self, batch: int, depth: int, scale: float = 1.0) -> None:
         self.batch, self.depth, self.scale = batch, depth, scale
-        self.seen: list[tuple[int, torch.Tensor, torch.Tensor]] = []
 
     def logits(self, row: int, path: Path) -> torch.Tensor:
         seed = hash((row, path)) % 2**31
@@ -46,7 +45,6 @@ class Table:
                 for b in range(self.batch)
             ]
         )
-        self.seen.append((depth, tokens, ancestors))
         return out, rows
 
 
@@ -96,24 +94,6 @@ def test_nothing_follows_a_row_without_a_distribution() -> None:
         for path in found:
             assert len(path) == 1 or path[:-1] in found
             assert not table.logits(row, path[:-1]).isnan().any()
-
-
-def test_every_node_sees_its_ancestors() -> None:
-    table = Table(2, 4)
-    ps.DynamicTree(3, 30).grow(*table.root(), torch.tensor([4, 4]), 4, table.expand)
-    read: list[list[Path]] = [[], []]
-    for depth, tokens, ancestors in table.seen:
-        assert ancestors.shape == (2, 3, 3 * depth)
-        for row in range(2):
-            whole = read[row]
-            begin = len(whole)
-            for i in range(3):
-                seen = [whole[j] for j in range(begin) if ancestors[row, i, j]]
-                line = max(seen, key=len, default=())
-                assert len(seen) == depth - 1 == len(line)
-                assert all(line[: len(one)] == one for one in seen)
-                whole.append((*line, int(tokens[row, i])))
-                assert ancestors[row, i, begin:].tolist() == [i == j for j in range(3)]
 
 
 @pytest.mark.parametrize("tree", [ps.DynamicTree(3, 12), ps.StaticTree([[0], [0, 0], [1], [0, 1]])])
@@ -216,36 +196,6 @@ def test_a_batched_drafter_drafts_what_its_capabilities_say() -> None:
     chain = ps.Chain([TreeLevel(VOCAB, 1), Straight(toy.ToyLevel(VOCAB, 31), [1])], [1])
     with pytest.raises(ValueError, match=r"^tree: expected a tree .* have `trees`, given a chain"):
         chain.generate(PROMPT, 8)
-
-
-def test_rows_and_statistics_of_the_operators() -> None:
-    """Drawn with `ps.sample`; with its statistics handed up the tokens are the same."""
-    table, texts = toy.ToyLevel(VOCAB, 31), []
-
-    class Drawing(Proposer):
-        statistics = False
-
-        def propose(self, context: ps.Context, k: int) -> ps.Proposal:
-            row = table.row(context.tokens)[None]
-            of, at = context.sampling, len(context.tokens)
-            drawn = [
-                ps.sample(row, of.temperature, position=at, level=context.level, seed=context.seed,
-                          round=context.round, node=node)
-                for node in range(2)
-            ]  # fmt: skip
-            tokens = [int(one.tokens) for one in drawn]
-            rows = torch.cat([row, torch.zeros(2, VOCAB)])[None]
-            known = torch.zeros(1, 3, 2, dtype=torch.int64)
-            known[0, 0] = drawn[0].statistics[0]
-            return ps.Proposal(tokens, rows, [-1, -1], known if self.statistics else None)
-
-    for known in (False, True):
-        drafter = Drawing()
-        drafter.statistics = known
-        chain = ps.Chain([TreeLevel(VOCAB, 11), drafter], [1])
-        out = chain.generate(PROMPT, 40, temperature=1.0, seed=0, eos_token_id=[])
-        texts.append(out.sequences)
-    assert texts[0].equal(texts[1])
 
 
 def test_ids_that_the_level_above_lacks_go_with_what_is_behind_them() -> None:

@@ -267,55 +267,6 @@ def test_forced_tokens_follow_the_text() -> None:
         assert matcher.forced([B, *text], 2) == tokens[:2]
 
 
-# ---- mistakes of other systems -------------------------------------------------------------------
-
-
-class Trimming(toy.Enumerator):
-    """Cuts sampled drafts at the first forbidden token before they are verified (C2)."""
-
-    def verify(self, target: Any, tokens: Any, draft: Any = None, **options: Any) -> Any:
-        width = tokens.shape[1]
-        target = toy.masked(target, options.pop("allowed"))
-        valid = 0
-        while valid < width and target[0, valid, tokens[0, valid]] > -torch.inf:
-            valid += 1
-        r = super().verify(
-            target[:, : valid + 1],
-            tokens[:, :valid],
-            None if draft is None or not valid else draft[:, :valid],
-            **{**options, "draft_statistics": None, "draft_lengths": None},
-        )
-        wide = torch.nn.functional.pad
-        return r._replace(
-            tokens=wide(r.tokens, (0, width - valid), value=-1),
-            logprobs=wide(r.logprobs, (0, width - valid)),
-            statistics=wide(r.statistics, (0, 0, 0, width - valid)),
-        )
-
-
-def test_trimmed_drafts_are_seen() -> None:
-    chance = Trimming()
-    kind = proposal_kinds.Kind(torch.bfloat16)
-    drafter = proposal_kinds.Various(lambda *_: kind, 3, chance.sample)
-    assert gap([toy.ToyLevel(3, 11, 2.0), drafter], [1], chance=chance) > 0.1
-
-
-def test_a_state_that_is_not_rolled_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    masks = ps.grammar.GrammarMatcher.masks
-    longest: list[int] = []
-
-    def wrong(self: Any, prefix: Sequence[int], count: int) -> Any:
-        if len(prefix) < len(longest) and count > 1:
-            longest.clear()  # another text
-        longest.extend(prefix[len(longest) :])
-        return masks(self, longest[: len(prefix)], count)
-
-    monkeypatch.setattr(ps.grammar.GrammarMatcher, "masks", wrong)
-    kind = proposal_kinds.FIXED
-    drafter = proposal_kinds.Various(lambda *_: kind, 3)
-    assert gap([toy.ToyLevel(3, 12), drafter], [2]) > 0.01
-
-
 # ---- JSON ----------------------------------------------------------------------------------------
 
 

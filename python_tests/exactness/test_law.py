@@ -244,7 +244,7 @@ FEATURES: dict[str, Feature] = {
     "drawn tree": Feature(tree(1, 2, [2, 1], True), [2], 3),
     "drawn tree below two": Feature(tree(2, 2, [2], True), [1, 1], 2, rules=BOTH),
     "paths [1]": Feature(paths(2, 3, 3), [1], 2, executors="hq"),
-    "paths [2]": Feature(paths(2, 3, 2), [2], 2, executors="hq"),
+    "paths [2]": Feature(paths(2, 2, 2), [2], 3, executors="hq"),
     "paths [1, 2]": Feature(paths(3, 2, 2), [1, 2], 3, rules=BOTH, executors="hq"),
     "paths, beam": Feature(paths(2, 3, 2, 1.0), [3], 4),
     "paths, beam below two": Feature(paths(3, 3, 3, 1.0), [2, 1], 3, rules=BOTH),
@@ -266,7 +266,8 @@ FEATURES: dict[str, Feature] = {
     ),
     **{
         f"random windows below {count - 1}": Feature(
-            levels(count, 2), [2] * (count - 1), length, policy(Random), rules=BOTH, executors="hq"
+            levels(count, 2), [2] * (count - 1), length, policy(lambda: Random(1)),
+            rules=BOTH, executors="hq",
         )
         for count, length in ((2, 5), (3, 4))
     },

@@ -21,8 +21,6 @@ from polyspec_ext.policies import RoundReport, StepReport
 from polyspec_ext.runtime.plan import default_rounds
 
 NAMES = list(POLICIES)
-# Step by step; and without host synchronisation, as on a device.
-EXECUTORS = pytest.mark.parametrize("at_once", [False, True])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,9 +1,4 @@
-"""Windows that change before every round: the distribution stays the target's, and windows of 0
-grow again.
-
-The policies below choose windows out of the text so far, so what a chain emits decides how it goes
-on; only what is over may be looked at (contract C2).
-"""
+"""Windows that change before every round: reports, and rows apart from each other's windows."""
 
 from __future__ import annotations
 
@@ -16,7 +11,6 @@ from toy_policies import Random
 
 import polyspec_ext as ps
 
-RULES = ["token", "block"]
 # Step by step; and without host synchronisation, as on a device.
 EXECUTORS = pytest.mark.parametrize("at_once", [False, True])
 
