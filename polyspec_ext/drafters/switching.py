@@ -37,9 +37,6 @@ class SwitchingDrafter:
         vocab_size: ids of the level above are below it; for the same members. None: the largest of
             the other members'.
 
-    Attributes:
-        active: index of the member that drafts next.
-
     Raises:
         TypeError: a member is no drafter, or a number is of another type.
         ValueError: less than two members, a member with hidden states or trees, two members with
@@ -120,8 +117,7 @@ class SwitchingDrafter:
     def prefill(self, prompts: PromptBatch) -> None:
         batch, width = prompts.tokens.shape
         for number, member in enumerate(self.members):
-            known = self._maps[number].to_below(prompts.tokens)
-            member.prefill(prompts._replace(tokens=known))
+            member.prefill(prompts._replace(tokens=self._maps[number].to_below(prompts.tokens)))
             self._lengths[number] = list(prompts.counts or [width] * batch)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
