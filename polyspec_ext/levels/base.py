@@ -205,15 +205,8 @@ class LevelOutput(NamedTuple):
 
 @runtime_checkable
 class BatchedLevel(Protocol):
-    """A level with the engine's interface.
-
-    Attributes:
-        name: for messages and statistics.
-        vocab_size: width of the logits; exclusive upper bound of input ids.
-        max_length: maximum context; None: no limit.
-        device: of tokens and logits.
-        capabilities: stated by the level, not probed by the caller.
-    """
+    """A level with the engine's interface; the attributes are those of `Level`. Capabilities are
+    stated by the level, not probed by the caller."""
 
     name: str
     max_length: int | None

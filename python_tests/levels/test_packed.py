@@ -283,20 +283,6 @@ def test_which_product_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert count(made, products.OneDnnLinear) == projections
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@torch.inference_mode()
-def test_a_dense_layer(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    layers = [nn.Linear(6, n, dtype=dtype) for n in (4, 30)]
-    linear = products.DenseLinear(layers)
-    x = torch.randn(2, 5, 6).to(dtype)
-    wanted = torch.cat([layer(x) for layer in layers], -1)
-    assert linear(x).shape == (2, 5, 34)
-    tolerance = 0.02 if dtype == torch.bfloat16 else 1e-5
-    torch.testing.assert_close(linear(x), wanted, rtol=tolerance, atol=tolerance)
-    assert linear(x[1:, 3:]).equal(linear(x)[1:, 3:])
-
-
 def test_packed_weights_go_with_their_level(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (products.DenseLinear, products.OneDnnLinear):
         level = ps.HuggingFaceLevel(model(), pack=True)
