@@ -9,11 +9,15 @@ ignored them would be a different model.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import math
+import mmap
+import pickle
 import re
 import struct
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -28,7 +32,7 @@ from ..arguments import shown
 from ..files import GGUF_MAGIC
 from ..ops import blocks, decoder
 from ..ops.decoder import Matrix
-from .products import QuantizedLinear, in_huge_pages, is_plain, replaced
+from .products import QuantizedLinear, huge_pages, is_plain, replaced
 
 # ---- files ---------------------------------------------------------------------------------------
 
@@ -49,38 +53,47 @@ class GgufTensor:
 
     type: int  # data type, a number of ``gguf.GGMLQuantizationType``
     shape: tuple[int, ...]  # torch's order: outputs, then inputs
-    _bytes: np.ndarray
+    size: int  # bytes
+    _file: mmap.mmap
+    _offset: int
 
-    @property
-    def size(self) -> int:
-        """Size in the file, in bytes."""
-        return int(self._bytes.size)
+    def ranges(self) -> Iterator[Tensor]:
+        """Map the bytes by ranges of rows, ``[rows, bytes per row]`` uint8, each but the last with
+        a multiple of 16 rows. The memory of a range is free again at the next."""
+        rows = prod(self.shape[:-1])
+        width = self.size // rows
+        step = max(16, _AT_ONCE // self.shape[-1] // 16 * 16) * width
+        for begin in range(self._offset, self._offset + self.size, step):
+            count = min(step, self._offset + self.size - begin)
+            read = torch.frombuffer(self._file, dtype=torch.uint8, count=count, offset=begin)
+            yield read.view(-1, width)
+            page = begin // mmap.PAGESIZE * mmap.PAGESIZE
+            self._file.madvise(mmap.MADV_DONTNEED, page, begin + count - page)
 
     def blocks(self) -> Tensor:
-        """Return a copy of the bytes, ``[outputs, bytes per row]`` uint8."""
-        rows = prod(self.shape[:-1])
-        return torch.from_numpy(np.array(self._bytes).reshape(rows, -1))
+        """Return a copy of the bytes, ``[rows, bytes per row]`` uint8."""
+        return torch.cat([rows.clone() for rows in self.ranges()])
 
     def dequantised(self) -> Tensor:
         """Return the tensor dequantised to float32."""
         import gguf
 
         kind = gguf.GGMLQuantizationType(self.type)
-        rows = self._bytes.reshape(prod(self.shape[:-1]), -1)
-        if kind == gguf.GGMLQuantizationType.F32:
-            rows = rows.view(np.float32)
-        elif kind == gguf.GGMLQuantizationType.F16:
-            rows = rows.view(np.float16)
-        values = np.empty((len(rows), self.shape[-1]), np.float32)
-        step = max(1, _AT_ONCE // self.shape[-1])
-        for begin in range(0, len(rows), step):
-            values[begin : begin + step] = gguf.dequantize(rows[begin : begin + step], kind)
-        return torch.from_numpy(values).view(self.shape)
+        unit = {
+            gguf.GGMLQuantizationType.F32: np.float32,
+            gguf.GGMLQuantizationType.F16: np.float16,
+        }
+        values, begin = torch.empty(prod(self.shape[:-1]), self.shape[-1]), 0
+        for read in self.ranges():
+            rows = read.numpy().view(unit.get(kind, np.uint8))
+            values[begin : begin + len(rows)] = torch.from_numpy(gguf.dequantize(rows, kind))
+            begin += len(rows)
+        return values.view(self.shape)
 
 
 class GgufFile:
-    """A model's GGUF file with its header, or all files of a split model; tensors are
-    memory-mapped.
+    """A model's GGUF file with its header, or all files of a split model; tensors are read on
+    demand.
 
     Args:
         path: the file, or any of the files NAME-00001-of-00003.gguf.
@@ -160,12 +173,13 @@ class _OneFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
-        self._view, self._at = self._bytes.data, 0
+        with path.open("rb") as file:
+            # A private mapping, which torch can read without a copy.
+            self._file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._at = len(GGUF_MAGIC)
         try:
-            if bytes(self._view[:4]) != GGUF_MAGIC:
+            if self._file[: self._at] != GGUF_MAGIC:
                 raise ValueError(f"expected a GGUF file, given {path}, which begins otherwise")
-            self._at = 4
             version, tensors, values = self._take("IQQ")
             if version not in _VERSIONS:
                 raise ValueError(f"{path}: expected version 2 or 3 of GGUF, given {version}")
@@ -183,27 +197,27 @@ class _OneFile:
                 f"{path}: expected values of known types, given type {error}"
             ) from error
 
-    def _skip(self, size: int) -> memoryview:
+    def _skip(self, size: int) -> bytes:
         begin, self._at = self._at, self._at + size
-        if self._at > len(self._view):
-            raise struct.error(f"its header goes on behind its {len(self._view)} bytes")
-        return self._view[begin : self._at]
+        if self._at > len(self._file):
+            raise struct.error(f"its header goes on after its {len(self._file)} bytes")
+        return self._file[begin : self._at]
 
     def _take(self, form: str) -> tuple[Any, ...]:
         return struct.unpack(f"<{form}", self._skip(struct.calcsize(f"<{form}")))
 
     def _string(self) -> bytes:
-        return bytes(self._skip(self._take("Q")[0]))
+        return self._skip(self._take("Q")[0])
 
     def _strings(self, count: int) -> list[bytes]:
         # Inlined: vocabularies and merges are hundreds of thousands.
-        view, at, strings, length = self._view, self._at, list[bytes](), struct.Struct("<Q")
+        file, at, strings, length = self._file, self._at, list[bytes](), struct.Struct("<Q")
         for _ in range(count):
             begin = at + length.size
-            at = begin + length.unpack_from(view, at)[0]
-            if at > len(view):
+            at = begin + length.unpack_from(file, at)[0]
+            if at > len(file):
                 break
-            strings.append(bytes(view[begin:at]))
+            strings.append(file[begin:at])
         self._at = at
         self._skip(0)  # raises if a string is cut off
         return strings
@@ -241,12 +255,12 @@ class _OneFile:
                     f"the one before, given offset {offset}"
                 )
             at = begin + offset
-            if at + size > len(self._bytes):
+            if at + size > len(self._file):
                 raise ValueError(
-                    f"expected a whole GGUF file, given {self.path} of {len(self._bytes)} bytes, "
+                    f"expected a whole GGUF file, given {self.path} of {len(self._file)} bytes, "
                     f"where {name} ends at {at + size}"
                 )
-            tensors[name] = GgufTensor(kind, sizes[::-1], self._bytes[at : at + size])
+            tensors[name] = GgufTensor(kind, sizes[::-1], size, self._file, at)
             expected = -(-(offset + size) // step) * step
         return tensors
 
@@ -487,24 +501,17 @@ class BlockLinear(QuantizedLinear):
     """``x W^T + b`` with the blocks of a GGUF file, in the dtype of `x`.
 
     Args:
-        parts: W by ranges of rows: blocks ``[outputs, bytes per row]`` uint8 and their type
-            (`ops.blocks`). Adjacent ranges of equal type share a product.
+        parts: W by ranges of rows.
     """
 
-    def __init__(
-        self, parts: Sequence[tuple[Tensor, int]], inputs: int, bias: Tensor | None = None
-    ) -> None:
+    def __init__(self, parts: Sequence[Matrix], bias: Tensor | None = None) -> None:
         super().__init__()
-        self.in_features = inputs
-        self.out_features = sum(len(rows) for rows, _ in parts)
+        self.in_features = parts[0].inputs
+        self.out_features = sum(part.outputs for part in parts)
         self.register_buffer("bias", bias)
-        self._forms = []  # outputs and type of each product
-        for i, (kind, rows_of_kind) in enumerate(itertools.groupby(parts, lambda block: block[1])):
-            tensors = [rows for rows, _ in rows_of_kind]
-            joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-            packed = blocks.pack(joined, inputs, kind)
-            self.register_buffer(f"packed{i}", in_huge_pages(packed))
-            self._forms.append((len(joined), kind))
+        for i, part in enumerate(parts):
+            self.register_buffer(f"packed{i}", part.packed)
+        self._forms = [(part.outputs, part.kind) for part in parts]
 
     def product(self, x: Tensor) -> Tensor:
         products = [
@@ -520,6 +527,38 @@ class BlockLinear(QuantizedLinear):
         ]
 
 
+class BlockEmbedding(nn.Module):
+    """Embeddings with the blocks of a GGUF file.
+
+    Args:
+        matrix: the embeddings, by rows.
+        scale: factor of all embeddings, a scalar of their dtype.
+    """
+
+    packed: Tensor
+    scale: Tensor
+
+    def __init__(self, matrix: Matrix, scale: Tensor) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = matrix.outputs, matrix.inputs
+        self._kind = matrix.kind
+        self.register_buffer("packed", matrix.packed)
+        self.register_buffer("scale", scale)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        form = self.num_embeddings, self.embedding_dim, self._kind
+        rows = blocks.rows(self.packed, ids.long().flatten().contiguous(), *form)
+        return rows.view(*ids.shape, self.embedding_dim).to(self.scale.dtype) * self.scale
+
+
+def _packed(read: Iterable[Tensor], outputs: int, inputs: int, kind: int) -> Matrix:
+    packed, first = huge_pages(blocks.packed_bytes(outputs, inputs, kind)), 0
+    for rows in read:
+        blocks.pack(packed, rows, first, outputs, inputs, kind)
+        first += len(rows)
+    return Matrix(decoder.BLOCKS, outputs, inputs, packed, kind)
+
+
 def has_blocks(file: GgufFile) -> bool:
     """Return whether any tensor has a type of `ops.blocks.BLOCK_INPUTS`."""
     return any(tensor.type in blocks.BLOCK_INPUTS for tensor in file.tensors.values())
@@ -530,9 +569,9 @@ def gguf_model(file: GgufFile, dtype: torch.dtype, as_blocks: bool = True) -> An
 
     Args:
         dtype: of activations and dequantised weights.
-        as_blocks: multiply directly with the blocks of linear layers and the head if their type is
-            in `ops.blocks.BLOCK_INPUTS`; dequantise embeddings, norms and other types. False:
-            dequantise all weights.
+        as_blocks: read embeddings from their blocks, and multiply with the blocks of linear layers
+            and the head, if their type is in `ops.blocks.BLOCK_INPUTS`; dequantise norms and other
+            types. False: dequantise all weights.
     """
     from transformers import AutoModelForCausalLM
 
@@ -556,7 +595,7 @@ def head_rows(path: str | Path, rows: Tensor) -> BlockLinear:
     """Return rows `rows`, ``[N]`` int64, of a file's output head, which is in blocks."""
     tensors = GgufFile(path).tensors
     tensor = tensors.get(HEAD) or tensors[EMBEDDINGS]
-    return BlockLinear([(tensor.blocks()[rows], tensor.type)], tensor.shape[1])
+    return BlockLinear([_packed([tensor.blocks()[rows]], len(rows), tensor.shape[1], tensor.type)])
 
 
 class _Named:
@@ -580,6 +619,7 @@ class _Named:
         names = ("q_proj", "k_proj")
         self._turned = dict(zip(names, heads, strict=True)) if self._family == "llama" else {}
         self._frequencies = (config.head_dim // 2,)
+        self._matrices: dict[tuple[str, ...], Matrix] = {}
 
     def source(self, name: str) -> str:
         """Return the tensor name of a parameter in the file."""
@@ -622,11 +662,31 @@ class _Named:
 
     def rows(self, name: str, rows: Tensor) -> Tensor:
         """Return rows of a parameter, reordered from the file's order to the model's."""
-        heads = next((count for layer, count in self._turned.items() if f".{layer}." in name), None)
+        heads = self._heads(name)
         if heads is None:
             return rows
-        reordered: Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-        return reordered.contiguous()
+        return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+    def _heads(self, name: str) -> int | None:
+        return self._turned.get(name.split(".")[-2])
+
+    def matrix(self, names: Sequence[str]) -> Matrix:
+        """Return parameters of one type in blocks, stacked. Tied parameters share a matrix."""
+        key = tuple(map(self.source, names))
+        if key not in self._matrices:
+            tensors = [self.tensor(name) for name in names]
+            read = (
+                rows
+                for name, tensor in zip(names, tensors, strict=True)
+                for rows in (
+                    [self.rows(name, tensor.blocks())] if self._heads(name) else tensor.ranges()
+                )
+            )
+            if any(tensor.shape[0] % 16 for tensor in tensors[:-1]):
+                read = [torch.cat([*read])]
+            form = sum(tensor.shape[0] for tensor in tensors), tensors[0].shape[1], tensors[0].type
+            self._matrices[key] = _packed(read, *form)
+        return self._matrices[key]
 
     def dequantised(self, name: str, like: Tensor) -> Tensor:
         """Return a parameter dequantised, in the shape and dtype of `like`."""
@@ -645,26 +705,27 @@ class _Named:
 
 
 def _with_blocks(skeleton: Any, named: _Named) -> Any:
-    """Return a copy with `BlockLinear` for each linear layer of a supported type and width."""
-    block_layers: dict[int, str] = {}
-    for name, module in skeleton.named_modules():
-        if is_plain(module):
-            size = blocks.BLOCK_INPUTS.get(named.kind(f"{name}.weight"))
-            if size is not None and module.in_features % size == 0:
-                block_layers[id(module)] = name
+    """Return a copy with modules of blocks for embeddings and linear layers of supported types."""
+    embeds = skeleton.get_input_embeddings()
+    block_layers = {
+        id(module): name
+        for name, module in skeleton.named_modules()
+        if is_plain(module) or module is embeds
+        if named.kind(f"{name}.weight") in blocks.BLOCK_INPUTS
+    }
 
-    def make(siblings: Sequence[nn.Linear]) -> nn.Module:
+    def make(siblings: Sequence[Any]) -> nn.Module:
         names = [block_layers[id(layer)] for layer in siblings]
-        weights = [f"{name}.weight" for name in names]
-        parts = [
-            (named.rows(weight, tensor.blocks()), tensor.type)
-            for weight, tensor in ((weight, named.tensor(weight)) for weight in weights)
-        ]
+        by_kind = itertools.groupby([f"{name}.weight" for name in names], named.kind)
+        parts = [named.matrix([*weights]) for _, weights in by_kind]
+        if siblings[0] is embeds:
+            scale = getattr(embeds, "scalar_embed_scale", 1.0)
+            return BlockEmbedding(parts[0], torch.tensor(scale, dtype=embeds.weight.dtype))
         bias = None
         if siblings[0].bias is not None:
             layers = zip(names, siblings, strict=True)
             bias = torch.cat([named.dequantised(f"{name}.bias", s.bias) for name, s in layers])
-        return BlockLinear(parts, siblings[0].in_features, bias)
+        return BlockLinear(parts, bias)
 
     return replaced(skeleton, lambda module: id(module) in block_layers, make)
 
@@ -742,12 +803,24 @@ _READ = {
 }  # fmt: skip
 
 
+_made = weakref.WeakValueDictionary[bytes, Any]()  # tokenizers by digest of their values
+
+
 def tokenizer_of(file: GgufFile) -> Any:
-    """Return the tokenizer of a file's header."""
+    """Return the tokenizer of a file's header, which files with equal values share: construction
+    takes a second, and a hundred megabytes."""
+    values = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
+    digest = hashlib.sha256(pickle.dumps(values)).digest()
+    tokenizer = _made.get(digest)
+    if tokenizer is None:
+        tokenizer = _made[digest] = _tokenizer(values)
+    return tokenizer
+
+
+def _tokenizer(about: dict[str, Any]) -> Any:
     from tokenizers import AddedToken, Tokenizer, processors
     from transformers import PreTrainedTokenizerFast
 
-    about = file.metadata
     for key, value in about.items():
         beside = key in _READ or key.endswith("_token_id") or value is False
         if key.startswith("tokenizer.ggml.") and not beside:

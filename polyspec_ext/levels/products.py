@@ -37,14 +37,18 @@ _free = 0
 
 
 def in_huge_pages(packed: Tensor) -> Tensor:
-    """Copy `packed`, uint8 ``[n]`` on the CPU, n > 0, to a multiple of 64 bytes in huge pages.
+    """Copy `packed`, uint8 ``[n]`` on the CPU, n > 0, to `huge_pages`."""
+    return huge_pages(packed.numel()).copy_(packed)
+
+
+def huge_pages(size: int) -> Tensor:
+    """Return `size` > 0 zeros, uint8, at a multiple of 64 bytes in huge pages.
 
     A product that waits for its weights also waits for the addresses of their pages, but hardly
-    with pages of 2 MiB. The system provides huge pages where it has them. Successive copies are
+    with pages of 2 MiB. The system provides huge pages where it has them. Successive tensors are
     adjacent in memory.
     """
     global _chunk, _free
-    size = packed.numel()
     with _lock:
         memory = None if _chunk is None else _chunk()
         if memory is None or size > len(memory) - _free:
@@ -57,7 +61,7 @@ def in_huge_pages(packed: Tensor) -> Tensor:
             _free = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _PAGE
         piece = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=_free)
         _free += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return piece.copy_(packed)
+    return piece
 
 
 # ---- products ------------------------------------------------------------------------------------

@@ -62,11 +62,6 @@ class Source:
         folder = Path(self.location)
         return folder.is_dir() and not (folder / "config.json").is_file()
 
-    @property
-    def in_blocks(self) -> bool:
-        """Whether it is a GGUF file with blocks of weights that levels multiply directly."""
-        return self.file is not None and rooms.has_blocks(rooms.GgufFile(self.file))
-
     def config(self) -> Any:
         """Return the model's configuration."""
         from transformers import AutoConfig
@@ -350,7 +345,7 @@ def load_path(element: str | Path, options: Options) -> Any:
 
 
 def _has_bfloat16(source: Source, device: torch.device | None) -> bool:
-    if (device is not None and device.type != "cpu") or source.in_blocks:
+    if (device is not None and device.type != "cpu") or source.file is not None:
         return False
     config = source.config()
     half = config.dtype == torch.bfloat16 and not config.is_encoder_decoder

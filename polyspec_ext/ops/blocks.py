@@ -20,16 +20,24 @@ BLOCK_INPUTS = {2: 32, 3: 32, 6: 32, 7: 32, 8: 32, 12: 256, 13: 256, 14: 256}
 # Bytes of a packed block of 16 outputs, by type.
 _PACKED = {2: 320, 3: 320, 6: 448, 7: 448, 8: 576, 12: 2368, 13: 3392, 14: 3392}
 
-pack: Callable[[Tensor, int, int], Tensor] = torch.ops.polyspec.block_pack.default
-"""Pack a matrix as `product` reads it; no weight changes.
+pack: Callable[[Tensor, Tensor, int, int, int, int], None] = torch.ops.polyspec.block_pack.default
+"""Pack rows of a matrix as `product` reads it; no weight changes.
 
 Args:
-    blocks: [N, bytes of a row] uint8, contiguous, as they are in the file.
-    inputs: K, whole blocks.
+    packed: [packed_bytes] uint8, written; the layout is that of polyspec/blocks.hpp.
+    blocks: [rows, bytes of a row] uint8, contiguous, as they are in the file. A multiple of 16
+        rows, or the last rows.
+    first: output of the first row, a multiple of 16.
+    outputs, inputs: of the matrix; whole blocks of inputs.
     type: of `BLOCK_INPUTS`.
+"""
 
-Returns:
-    uint8, one dimension; the layout is that of polyspec/blocks.hpp.
+rows: Callable[[Tensor, Tensor, int, int, int], Tensor] = torch.ops.polyspec.block_rows.default
+"""Return weights of some outputs, [N, inputs] float32, as they are dequantised from the file.
+
+Args:
+    packed: of `pack`, for weights [outputs, inputs] of this type.
+    rows: [N] int64, contiguous, 0 to outputs - 1.
 """
 
 product: Callable[[Tensor, Tensor, int, int], Tensor]
@@ -47,11 +55,19 @@ Args:
 """
 
 
+def packed_bytes(outputs: int, inputs: int, type: int) -> int:
+    """Return the size of a packed matrix."""
+    return -(-outputs // 16) * (inputs // BLOCK_INPUTS[type]) * _PACKED[type] + LABEL_BYTES
+
+
 @_fake("polyspec::block_pack")
-def _(blocks: Tensor, inputs: int, type: int) -> Tensor:
-    tiles = -(-blocks.shape[0] // 16)
-    size = tiles * (inputs // BLOCK_INPUTS[type]) * _PACKED[type]
-    return blocks.new_empty(size + LABEL_BYTES)
+def _(*_: object) -> None:
+    pass
+
+
+@_fake("polyspec::block_rows")
+def _(packed: Tensor, rows: Tensor, outputs: int, inputs: int, type: int) -> Tensor:
+    return packed.new_empty(rows.shape[0], inputs, dtype=torch.float32)
 
 
 @_fake("polyspec::block_product")

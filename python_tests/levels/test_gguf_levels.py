@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import random
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from polyspec_ext.levels.gguf import BlockLinear
 pytest.importorskip("gguf")
 import gguf
 from gguf_blocks import TYPES, write_checkpoint, write_model
+from native_builds import run
 
 PROMPT = [5, 17, 80, 3, 3, 41]
 # As llama.cpp mixes them: other types for values, for what leads back, and for the head.
@@ -70,6 +73,63 @@ def test_mixed_types(tmp_path: Path, family: str, tied: bool) -> None:
     linear = [module for module in model.modules() if isinstance(module, BlockLinear)]
     assert len(linear) == 1 + 2 * 2  # projections of one input are one, which is no module
     assert not any(type(module) is torch.nn.Linear for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", TYPES)
+def test_embeddings_are_the_dequantised_bits(tmp_path: Path, name: str, dtype: Any) -> None:
+    """Also those that Gemma 3 scales, and those that share blocks with the head."""
+
+    def norms(tensors: dict[str, Any]) -> None:
+        for i, name in itertools.product(range(2), ("post_attention", "post_ffw")):
+            tensors[f"blk.{i}.{name}_norm.weight"] = tensors["output_norm.weight"]
+        for i, name in itertools.product(range(2), "qk"):
+            tensors[f"blk.{i}.attn_{name}_norm.weight"] = np.ones(64, np.float32), None
+
+    file = tmp_path / "model.gguf"
+    ids = torch.randint(320, (4, 9))[:, ::2]
+    for family, change in (("llama", None), ("gemma3", norms)):
+        write_model(file, family, {"": name}, tied=True, change=change)
+        embeds = load(file, dtype).model.get_input_embeddings()
+        whole = load(file, dtype, blocks=False).model.get_input_embeddings()
+        assert isinstance(whole, torch.nn.Embedding)
+        assert not isinstance(embeds, torch.nn.Embedding)
+        assert embeds(ids).dtype == dtype
+        assert embeds(ids).equal(whole(ids))
+        assert embeds(ids[:0]).shape == (0, 5, 256)
+        for id in (-1, 320):
+            with pytest.raises(RuntimeError, match="rows: expected 0 to 319"):
+                embeds(torch.tensor([id]))
+
+
+MEMORY = """
+import sys
+from pathlib import Path
+from polyspec_ext.levels.gguf import GgufFile, gguf_model
+import torch
+
+def memory():
+    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return [int(status[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM")]
+
+gguf_model(GgufFile(sys.argv[1]), torch.float32)
+before = memory()
+model = gguf_model(GgufFile(sys.argv[2]), torch.float32)
+print(*(after - size for after, size in zip(memory(), before)))
+"""
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_memory_of_a_file(tmp_path: Path, tied: bool) -> None:
+    """1.25 times its size, and 1.4 times while it is read; embeddings alone would be 7 times."""
+    files = [tmp_path / "small.gguf", tmp_path / "large.gguf"]
+    for file, ids in zip(files, (320, 300_000), strict=True):
+        write_model(file, "qwen2", {"": "Q4_K"}, tied, ids=ids)
+    done = run(sys.executable, "-c", MEMORY, *files, OMP_NUM_THREADS="1")
+    resident, peak = map(int, done.stdout.split())
+    size = files[1].stat().st_size
+    assert 0.9 * size < resident < 1.25 * size
+    assert peak < 1.4 * size
 
 
 def test_a_matrix_of_another_type_is_dequantised(tmp_path: Path) -> None:

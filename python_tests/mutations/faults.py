@@ -1099,6 +1099,29 @@ FAULTS = (
         ("python_tests/levels/test_gguf_levels.py::test_a_model_in_several_files[llama-blocks]",),
     ),
     Fault(
+        "levels: a tied head of a file has its own blocks",
+        "polyspec_ext/levels/gguf.py",
+        "if key not in self._matrices:",
+        "if True:",
+        ("python_tests/levels/test_gguf_levels.py::test_memory_of_a_file[True]",),
+    ),
+    Fault(
+        "levels: ranges of a file stay in memory",
+        "polyspec_ext/levels/gguf.py",
+        "self._file.madvise(mmap.MADV_DONTNEED, page, begin + count - page)",
+        "pass",
+        ("python_tests/levels/test_gguf_levels.py::test_memory_of_a_file[False]",),
+    ),
+    Fault(
+        "levels: Gemma's embeddings in blocks have no scale",
+        "polyspec_ext/levels/gguf.py",
+        'scale = getattr(embeds, "scalar_embed_scale", 1.0)',
+        "scale = 1.0",
+        (
+            "python_tests/levels/test_gguf_levels.py::test_embeddings_are_the_dequantised_bits[Q8_0-torch.bfloat16]",
+        ),
+    ),
+    Fault(
         "levels: a state is rolled back to its newest copy, however long",
         "polyspec_ext/levels/stateful.py",
         "pinned = [state for state in self.pinned if state.length <= length]",
@@ -1970,6 +1993,13 @@ FAULTS = (
         "const int32_t offset = form.offset + (form.bits == 8 ? bias_of<8>() : 0);",
         "const int32_t offset = form.offset + 1;",
         ("ctest blocks_test",),
+    ),
+    Fault(
+        "cpu: a row of blocks adds the minimum of a type without minima",
+        "csrc/src/cpu/block_pack.cpp",
+        "*to++ = form.minima ? weight + minimum : weight;",
+        "*to++ = weight + minimum;",
+        ("python_tests/ops/test_blocks.py::test_rows_have_the_bits_of_another_reader[Q8_0]",),
     ),
     Fault(
         "api: sizes whose product overflows are taken",

@@ -43,8 +43,9 @@ def write_model(
     header: Callable[[Any], None] | None = None,
     change: Callable[[dict[str, Any]], Any] | None = None,
     parts: int = 1,
+    ids: int = 320,
 ) -> list[Path]:
-    """A random model of two layers, 256 features and 320 ids. Returns its files.
+    """A random model of two layers and 256 features. Returns its files.
 
     Args:
         types: of tensors by the last part but one of their names, as in ``ffn_down``; "" for all
@@ -56,7 +57,7 @@ def write_model(
         parts: files that it is split into.
     """
     random, seed = np.random.default_rng(7), 0
-    features, middle, heads, groups, ids = 256, 512, 4, 2, 320
+    features, middle, heads, groups = 256, 512, 4, 2
     width = features // heads
     tensors: dict[str, Any] = {}
     if factors is not None:

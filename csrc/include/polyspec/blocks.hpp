@@ -50,12 +50,29 @@ POLYSPEC_API int64_t block_packed_bytes(const BlockShape& shape);
 
 struct BlockPackParams {
   BlockShape shape;
-  const uint8_t* blocks = nullptr;  // [n, block_row_bytes(shape)], as they are in the file
+  const uint8_t* blocks = nullptr;  // [rows, block_row_bytes(shape)], as they are in the file
   uint8_t* packed = nullptr;        // out; block_packed_bytes(shape), 64-byte aligned
+  // A matrix may be packed by ranges of outputs, so that not all of its blocks are in memory.
+  int64_t first = 0;  // the output of `blocks`' first row, a multiple of 16
+  int64_t rows = -1;  // 16 or more unless they are the last ones; -1: all from `first` on
+};
+
+// Writes the label and the rows of a range. Runs on the stream's threads; kUnsupported for a CUDA
+// stream.
+POLYSPEC_API Result block_pack(const BlockPackParams& params, Stream stream = Stream::cpu());
+
+// Weights of some outputs in float32, as embeddings are looked up. Each operation above rounds,
+// from left to right: (d s_j) q, then e m_j subtracted.
+struct BlockRowsParams {
+  BlockShape shape;
+  int64_t count = 0;                // >= 0
+  const int64_t* rows = nullptr;    // [count], 0 to n - 1 each
+  const uint8_t* packed = nullptr;  // of block_pack, 64-byte aligned
+  float* y = nullptr;               // out; [count, k], contiguous; apart from all that is read
 };
 
 // Runs on the stream's threads; kUnsupported for a CUDA stream.
-POLYSPEC_API Result block_pack(const BlockPackParams& params, Stream stream = Stream::cpu());
+POLYSPEC_API Result block_rows(const BlockRowsParams& params, Stream stream = Stream::cpu());
 
 // y = x W^T with rounded activations. Those of a token are rounded to whole numbers of -127 to 127
 // times a scale by groups of 32 inputs (Q6_K: 16), where the scale is the largest magnitude among

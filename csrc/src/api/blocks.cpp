@@ -65,9 +65,48 @@ Result block_pack(const BlockPackParams& params, Stream stream) {
   const Result given = check_given({{"blocks", params.blocks}, {"packed", params.packed}});
   if (!given.ok()) return given;
   if (const Result at = check_aligned("packed", params.packed); !at.ok()) return at;
+  if (params.first < 0 || params.first >= params.shape.outputs ||
+      params.first % core::kBlockOutputs != 0)
+    return expected("first", "an output, a multiple of 16", params.first);
+  BlockPackParams call = at_weights(params);
+  const int64_t left = params.shape.outputs - params.first;
+  if (call.rows == -1) call.rows = left;
+  if (call.rows < 1 || call.rows > left ||
+      (call.rows < left && call.rows % core::kBlockOutputs != 0))
+    return expected("rows", "a multiple of 16, or all from `first` on", params.rows);
   if (stream.device != Stream::Device::kCpu) return on_cpu_only("block_pack");
   write_label(label_of(params.shape), params.packed);
-  cpu::block_pack(at_weights(params), stream.executor);
+  cpu::block_pack(call, stream.executor);
+  return {};
+}
+
+Result block_rows(const BlockRowsParams& params, Stream stream) {
+  if (const Result result = check_shape(params.shape); !result.ok()) return result;
+  if (params.count < 0) return expected("count", ">= 0", params.count);
+  if (params.count == 0) return {};
+  const Result given =
+      check_given({{"rows", params.rows}, {"packed", params.packed}, {"y", params.y}});
+  if (!given.ok()) return given;
+  if (const Result sizes = check_sizes("count, inputs", {params.count, params.shape.inputs});
+      !sizes.ok())
+    return sizes;
+  if (const Result at = check_aligned("packed", params.packed); !at.ok()) return at;
+  const Result apart = check_apart(
+      "y",
+      memory(params.y, params.count * params.shape.inputs * static_cast<int64_t>(sizeof(float))),
+      {{"rows", memory(params.rows, params.count * static_cast<int64_t>(sizeof(int64_t)))},
+       {"packed", memory(params.packed, block_packed_bytes(params.shape))}});
+  if (!apart.ok()) return apart;
+  if (stream.device != Stream::Device::kCpu) return on_cpu_only("block_rows");
+  if (const Result label = check_label(label_of(params.shape), params.packed); !label.ok())
+    return label;
+  for (int64_t i = 0; i < params.count; ++i) {
+    if (params.rows[i] < 0 || params.rows[i] >= params.shape.outputs)
+      return invalid("rows: expected 0 to %lld, given %lld at %lld",
+                     static_cast<long long>(params.shape.outputs - 1),
+                     static_cast<long long>(params.rows[i]), static_cast<long long>(i));
+  }
+  cpu::block_rows(at_weights(params), stream.executor);
   return {};
 }
 

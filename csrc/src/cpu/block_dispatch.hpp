@@ -1,4 +1,4 @@
-// The CPU backend behind polyspec::block_pack and polyspec::block_product.
+// The CPU backend of polyspec::block_pack, block_rows and block_product.
 #pragma once
 
 #include "cpu/block_tables.hpp"
@@ -10,6 +10,7 @@ const Blocks& blocks();
 
 // Arguments are checked already (api/blocks.cpp).
 void block_pack(const BlockPackParams& params, const Executor& executor);
+void block_rows(const BlockRowsParams& params, const Executor& executor);
 void block_product(const BlockProductParams& params, const Executor& executor);
 
 }  // namespace polyspec::cpu

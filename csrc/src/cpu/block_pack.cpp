@@ -1,9 +1,11 @@
-// Blocks of a GGUF file laid out as the product reads them: 16 outputs beside each other.
+// Blocks of a GGUF file laid out as the product reads them, 16 outputs beside each other, and rows
+// of them read back.
 #include <array>
 #include <cstring>
 
 #include "cpu/block_dispatch.hpp"
 #include "cpu/block_layout.hpp"
+#include "cpu/float_mode.hpp"
 #include "cpu/spread.hpp"
 
 namespace polyspec::cpu {
@@ -38,9 +40,17 @@ void read_nibbles(const uint8_t* from, uint8_t* values) {
   }
 }
 
-// The fifth bit of 32 values.
+// The fifth bit of 32 values, eight at a time: value i keeps bit i of a byte, which carries into
+// bit 7 where it is set.
 void read_fifth(const uint8_t* from, uint8_t* values) {
-  for (int i = 0; i < 32; ++i) values[i] |= byte((from[i / 8] >> i % 8 & 1) << 4);
+  constexpr uint64_t kOnes = 0x0101010101010101u;
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t bits = from[i] * kOnes & 0x8040201008040201u;
+    uint64_t eight;
+    std::memcpy(&eight, values + 8 * i, 8);
+    eight |= ((bits + 0x7f * kOnes) >> 7 & kOnes) << 4;
+    std::memcpy(values + 8 * i, &eight, 8);
+  }
 }
 
 void read_simple(BlockType type, const uint8_t* from, Unpacked& block) {
@@ -159,28 +169,77 @@ void write(const BlockLayout& layout, const Unpacked& block, int64_t lane, uint8
   }
 }
 
+// The packed weight of input i of a group.
+int weight_at(int bits, const uint8_t* weights, int64_t lane, int64_t i) {
+  const auto at = [&](int64_t vector) { return weights[64 * vector + 4 * lane + i % 4]; };
+  const int64_t step = i / 4;
+  if (bits == 8) return at(step);
+  if (bits == 4) return at(step / 2) >> step % 2 * 4 & 15;
+  const int64_t run = step / 4 * 3, of_run = step % 4;
+  return (at(run) >> 2 * of_run & 3) << 4 | (at(run + 1 + of_run / 2) >> of_run % 2 * 4 & 15);
+}
+
+void read_row(const BlockLayout& layout, const uint8_t* tile, int64_t lane, float* to) {
+  const BlockForm& form = layout.form;
+  const auto half = [&](const uint8_t* from) {
+    return core::to_float(core::Float16{half_at(from + 2 * lane)});
+  };
+  for (int64_t i = 0; i < layout.blocks; ++i, tile += layout.block_bytes) {
+    for (int64_t g = 0; g < layout.groups; ++g) {
+      float scale = half(tile), minimum = half(tile + core::kHeadBytes / 2);
+      if (form.scaled) {
+        const uint8_t* const whole = tile + core::kHeadBytes + g * layout.scale_bytes + lane;
+        scale *= form.minima ? static_cast<float>(*whole)
+                             : static_cast<float>(static_cast<int8_t>(*whole));
+        if (form.minima) minimum *= static_cast<float>(whole[core::kBlockOutputs]);
+      }
+      const uint8_t* const weights = tile + layout.head_bytes + g * layout.group_bytes;
+      for (int64_t input = 0; input < form.group; ++input) {
+        const int value = weight_at(form.bits, weights, lane, input) - form.offset;
+        const float weight = scale * static_cast<float>(value);
+        *to++ = form.minima ? weight + minimum : weight;
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void block_pack(const BlockPackParams& params, const Executor& executor) {
   const BlockLayout layout(params.shape);
   const int64_t row_bytes = layout.blocks * layout.form.file_bytes;
-  spread(executor, layout.tiles, 1, [&](int64_t begin, int64_t end) {
-    std::memset(params.packed + begin * layout.tile_bytes, 0,
+  const int64_t tiles = (params.rows + core::kBlockOutputs - 1) / core::kBlockOutputs;
+  uint8_t* const packed = params.packed + params.first / core::kBlockOutputs * layout.tile_bytes;
+  spread(executor, tiles, 1, [&](int64_t begin, int64_t end) {
+    std::memset(packed + begin * layout.tile_bytes, 0,
                 static_cast<size_t>((end - begin) * layout.tile_bytes));
+    Unpacked block;  // what a type does not have stays 0
     for (int64_t tile = begin; tile < end; ++tile) {
       const int64_t first = tile * core::kBlockOutputs;
-      const int64_t count = std::min(core::kBlockOutputs, params.shape.outputs - first);
+      const int64_t count = std::min(core::kBlockOutputs, params.rows - first);
       for (int64_t lane = 0; lane < count; ++lane) {
         const uint8_t* from = params.blocks + (first + lane) * row_bytes;
-        uint8_t* to = params.packed + tile * layout.tile_bytes;
+        uint8_t* to = packed + tile * layout.tile_bytes;
         for (int64_t i = 0; i < layout.blocks; ++i) {
-          Unpacked block;
           read(params.shape.type, from, block);
           write(layout, block, lane, to);
           from += layout.form.file_bytes;
           to += layout.block_bytes;
         }
       }
+    }
+  });
+}
+
+void block_rows(const BlockRowsParams& params, const Executor& executor) {
+  constexpr int64_t kAtOnce = 8;
+  const BlockLayout layout(params.shape);
+  spread(executor, params.count, kAtOnce, [&](int64_t begin, int64_t end) {
+    const core::FloatMode mode;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = params.rows[i];
+      read_row(layout, params.packed + row / core::kBlockOutputs * layout.tile_bytes,
+               row % core::kBlockOutputs, params.y + i * params.shape.inputs);
     }
   });
 }

@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "api/packed_label.hpp"
@@ -170,6 +172,33 @@ void test_threads() {
   const Aligned packed = aligned(bytes);
   CHECK(polyspec::block_pack({call.shape, call.blocks.data(), packed.get()}, stream).ok());
   CHECK_EQ(0, std::memcmp(packed.get(), call.packed.get(), static_cast<size_t>(bytes)));
+  std::vector<int64_t> rows(static_cast<size_t>(call.shape.outputs));
+  std::iota(rows.rbegin(), rows.rend(), 0);
+  std::vector<float> weights(rows.size() * static_cast<size_t>(call.shape.inputs)), alone = weights;
+  const polyspec::BlockRowsParams all{call.shape, call.shape.outputs, rows.data(), packed.get(),
+                                      weights.data()};
+  most = 0;
+  CHECK(polyspec::block_rows(all, stream).ok());
+  CHECK(most > 1);
+  for (size_t i = 0; i < rows.size(); ++i)
+    CHECK(polyspec::block_rows({call.shape, 1, &rows[i], packed.get(), &alone[512 * i]}).ok());
+  CHECK(same(weights, alone));
+}
+
+// A matrix that is packed by ranges, in any order, over memory that holds something else.
+void test_ranges() {
+  for (const BlockType type : kTypes) {
+    const Case call(type, 37, 512, 1);
+    const int64_t bytes = polyspec::block_packed_bytes(call.shape);
+    const Aligned packed = aligned(bytes);
+    std::memset(packed.get(), 0xa5, static_cast<size_t>(bytes));
+    for (const int64_t first : {32, 0}) {
+      const uint8_t* from = call.blocks.data() + first * polyspec::block_row_bytes(call.shape);
+      const int64_t rows = first == 0 ? 32 : -1;
+      CHECK(polyspec::block_pack({call.shape, from, packed.get(), first, rows}).ok());
+    }
+    CHECK_EQ(0, std::memcmp(packed.get(), call.packed.get(), static_cast<size_t>(bytes)));
+  }
 }
 
 void test_refusals() {
@@ -210,6 +239,23 @@ void test_refusals() {
            static_cast<int>(polyspec::block_product(good, cuda).code));
   CHECK(!polyspec::block_pack({call.shape, nullptr, call.packed.get()}).ok());
   CHECK(!polyspec::block_pack({call.shape, call.blocks.data(), call.packed.get()}, cuda).ok());
+  for (const auto& [first, count] :
+       {std::pair{4, 16}, {-16, 16}, {32, 1}, {0, 21}, {0, 15}, {0, 0}})
+    CHECK(!polyspec::block_pack({call.shape, call.blocks.data(), call.packed.get(), first, count})
+               .ok());
+  std::vector<float> weights(256);
+  for (const int64_t row : {int64_t{0}, int64_t{19}, int64_t{-1}, int64_t{20}}) {
+    const polyspec::BlockRowsParams rows{call.shape, 1, &row, call.packed.get(), weights.data()};
+    CHECK_EQ(row >= 0 && row < 20, polyspec::block_rows(rows).ok());
+    CHECK(!polyspec::block_rows(rows, cuda).ok());
+  }
+  const int64_t row = 0;
+  polyspec::BlockRowsParams rows{{20, 100, BlockType::kQ4_K}, 1, &row, call.packed.get(), weights.data()};
+  CHECK(!polyspec::block_rows(rows).ok());
+  rows.shape = {20, 256, BlockType::kQ5_K};
+  CHECK(!polyspec::block_rows(rows).ok());
+  rows = {call.shape, 1, &row, call.packed.get(), nullptr};
+  CHECK(!polyspec::block_rows(rows).ok());
 }
 
 }  // namespace
@@ -219,6 +265,7 @@ int main() {
     if (polyspec::cpu::usable(copy.isa)) test_instruction_set(*copy.table);
   }
   test_threads();
+  test_ranges();
   test_refusals();
   return 0;
 }
