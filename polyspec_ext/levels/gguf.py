@@ -39,10 +39,7 @@ from .products import QuantizedLinear, huge_pages, is_plain, replaced
 # Header value types: number to `struct` format. 8 is a string, 9 an array.
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9
-_ALIGNMENT = 32  # bytes; default of general.alignment
-_VERSIONS = (2, 3)
-_AXES = 4
-_AT_ONCE = 1 << 20  # weights per dequantisation, so that temporaries fit a CPU cache
+_AT_ONCE = 1 << 20  # weights of a range, so that temporaries fit a CPU cache
 # Files of a model that was split, NAME-00001-of-00003.gguf.
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
@@ -93,16 +90,11 @@ class GgufTensor:
 
 class GgufFile:
     """A model's GGUF file with its header, or all files of a split model; tensors are read on
-    demand.
-
-    Args:
-        path: the file, or any of the files NAME-00001-of-00003.gguf.
+    demand. Any file of a split model names all of them.
 
     Attributes:
-        path: the file, or the first file of a split model.
         metadata: values of the (first) header by key. Arrays of numbers are numpy arrays, arrays of
             strings lists of bytes.
-        tensors: tensors of all files by name.
 
     Raises:
         OSError: a file cannot be read.
@@ -181,7 +173,7 @@ class _OneFile:
             if self._file[: self._at] != GGUF_MAGIC:
                 raise ValueError(f"expected a GGUF file, given {path}, which begins otherwise")
             version, tensors, values = self._take("IQQ")
-            if version not in _VERSIONS:
+            if version not in (2, 3):
                 raise ValueError(f"{path}: expected version 2 or 3 of GGUF, given {version}")
             self.metadata: dict[str, Any] = {}
             for _ in range(values):
@@ -234,7 +226,7 @@ class _OneFile:
         return np.frombuffer(self._skip(count * struct.calcsize(form)), form)
 
     def _tensors(self, count: int) -> dict[str, GgufTensor]:
-        step = self.metadata.get("general.alignment", _ALIGNMENT)
+        step = self.metadata.get("general.alignment", 32)  # bytes
         if type(step) is not int or step < 1 or step & (step - 1):
             raise ValueError(
                 f"{self.path}: general.alignment: expected a power of two, given {step}"
@@ -242,7 +234,7 @@ class _OneFile:
         entries = []
         for _ in range(count):
             name, (axes,) = self._string().decode(), self._take("I")
-            if not 1 <= axes <= _AXES:
+            if not 1 <= axes <= 4:
                 raise ValueError(f"{self.path}: {name}: expected 1 to 4 axes, given {axes}")
             entries.append((name, self._take(f"{axes}Q"), *self._take("IQ")))
         begin, expected = -(-self._at // step) * step, 0
@@ -280,14 +272,8 @@ class _OneFile:
 # ---- headers -------------------------------------------------------------------------------------
 
 # GGUF architectures, and their model types in transformers.
-FAMILIES = {
-    "gemma": "gemma",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-}
+_NAMES = ("gemma", "gemma2", "gemma3", "llama", "qwen2", "qwen3")
+FAMILIES = {name: "gemma3_text" if name == "gemma3" else name for name in _NAMES}
 HEAD, EMBEDDINGS = "output.weight", "token_embd.weight"
 _CONTROL = 3  # type of control tokens
 # Control tokens that end a turn or a text, even without their ids in the header.
@@ -295,7 +281,6 @@ _ENDS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
     "<end_of_turn>", "<end_of_utterance>", "<EOT>", "[EOT]",
 )  # fmt: skip
-_SENTENCEPIECE = {"bos": 1, "eos": 2}  # default ids
 _LAYERS_27B = {"gemma2": 46, "gemma3": 62}  # with queries scaled by hidden size / heads
 
 
@@ -350,18 +335,15 @@ def config_of(file: GgufFile, dtype: torch.dtype) -> Any:
     ):
         header.require(key, expected)
     if family == "llama":
-        values["attention_bias"] = any(".attn_" in name for name in _biases(file))
-        values["mlp_bias"] = any(".ffn_" in name for name in _biases(file))
+        biases = [name for name in file.tensors if name.endswith(".bias")]
+        values["attention_bias"] = any(".attn_" in name for name in biases)
+        values["mlp_bias"] = any(".ffn_" in name for name in biases)
     elif family in _LAYERS_27B:
         values |= header.gemma(layers, hidden // heads if layers == _LAYERS_27B[family] else width)
     if header.unread:
         key = min(header.unread)
         raise ValueError(f"expected a file without {key}, given {shown(file.metadata[key])}")
     return AutoConfig.for_model(FAMILIES[family], vocab_size=rows, dtype=dtype, **values)
-
-
-def _biases(file: GgufFile) -> list[str]:
-    return [name for name in file.tensors if name.endswith(".bias")]
 
 
 class _Header:
@@ -386,22 +368,22 @@ class _Header:
         self._largest = max(size for tensor in file.tensors.values() for size in tensor.shape)
         self._ids = embeddings.shape[0]
 
-    def _of(self, key: str) -> Any:
-        """Return a value, or None. An array with equal values for all layers gives that value."""
+    def _of(self, key: str, default: Any = None) -> Any:
+        """Return a value, or `default`. An array with equal values for all layers gives that
+        value."""
         self.unread.discard(self._prefix + key)
         value, layers = (self._values.get(self._prefix + name) for name in (key, "block_count"))
         if isinstance(value, np.ndarray):
             value = value.tolist()
             if type(layers) is int and len(value) == layers and len({*value}) == 1:
                 value = value[0]
-        return value
+        return default if value is None else value
 
     def _error(self, key: str, expected: object, value: object) -> ValueError:
         return ValueError(f"{self._prefix}{key}: expected {expected}, given {shown(value)}")
 
     def integer(self, key: str, default: int | None = None, largest: int = 2**31 - 1) -> int:
-        stored = self._of(key)
-        value = default if stored is None else stored
+        value = self._of(key, default)
         if type(value) is not int or not 1 <= value <= largest:
             raise self._error(key, f"an integer in [1, {largest}]", value)
         return value
@@ -411,8 +393,7 @@ class _Header:
         return self.integer(key, default, self._largest)
 
     def positive(self, key: str, default: float | None = None) -> float:
-        stored = self._of(key)
-        value: Any = default if stored is None else stored
+        value = self._of(key, default)
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self._error(key, "a number > 0", value)
         return float(value)
@@ -425,14 +406,12 @@ class _Header:
 
     def rope(self) -> dict[str, Any]:
         """Return the `rope_parameters` of transformers. Without a type, scaling is linear."""
-        kind = self._of("rope.scaling.type")
-        kind = "linear" if kind is None else kind
+        kind = self._of("rope.scaling.type", "linear")
         if kind not in ("linear", "none"):
             raise self._error("rope.scaling.type", "linear", kind)
         self.require("rope.scaling.attn_factor", 1.0)
         self._of("rope.scaling.finetuned")  # no effect
-        old, factor = self._of("rope.scale_linear"), self._of("rope.scaling.factor")
-        factor = old if factor is None else factor
+        factor = self._of("rope.scaling.factor", self._of("rope.scale_linear"))
         parameters: dict[str, Any] = {
             "rope_type": "default",
             "rope_theta": self.positive("rope.freq_base", 10000.0),
@@ -473,7 +452,7 @@ class _Header:
     def token(self, name: str) -> int | None:
         """Return the id of a special token; None: not in the vocabulary."""
         kind = self._values.get("tokenizer.ggml.model")
-        default = _SENTENCEPIECE.get(name) if kind == "llama" else None
+        default = {"bos": 1, "eos": 2}.get(name) if kind == "llama" else None
         special = self._values.get(f"tokenizer.ggml.{name}_token_id", default)
         return special if type(special) is int and 0 <= special < self._ids else None
 
@@ -665,7 +644,8 @@ class _Named:
         heads = self._heads(name)
         if heads is None:
             return rows
-        return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        reordered: Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        return reordered
 
     def _heads(self, name: str) -> int | None:
         return self._turned.get(name.split(".")[-2])
@@ -675,7 +655,7 @@ class _Named:
         key = tuple(map(self.source, names))
         if key not in self._matrices:
             tensors = [self.tensor(name) for name in names]
-            read = (
+            read: Iterable[Tensor] = (
                 rows
                 for name, tensor in zip(names, tensors, strict=True)
                 for rows in (
@@ -775,23 +755,20 @@ _DIGITS, _GPT2 = (r"\p{N}",), ()
 # or digits alone), whether words in the vocabulary skip the merges, and whether a text begins with
 # BOS by default.
 _PRE = {
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), (_LLAMA3, True, True)
-    ),
-    **dict.fromkeys(("smaug-bpe", "dbrx"), (_LLAMA3, False, False)),
-    **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), (_QWEN2, False, False)
-    ),
-    "tekken": ((_TEKKEN,), True, True),
-    "deepseek-coder": (_CODER, False, False),
-    **dict.fromkeys(
-        ("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b", "exaone"),
-        (_DIGITS, False, False),
-    ),
-    **dict.fromkeys(
-        ("gpt-2", "phi-2", "olmo", "gigachat", "a.x-4.0", "mellum", "trillion", "granite-docling"),
-        (_GPT2, False, False),
-    ),
+    name: form
+    for names, form in (
+        ("llama-bpe llama3 llama-v3 falcon3 pixtral midm-2.0", (_LLAMA3, True, True)),
+        ("smaug-bpe dbrx", (_LLAMA3, False, False)),
+        ("qwen2 deepseek-r1-qwen kormo f2llmv2 megrez", (_QWEN2, False, False)),
+        ("tekken", ((_TEKKEN,), True, True)),
+        ("deepseek-coder", (_CODER, False, False)),
+        ("smollm starcoder refact command-r codeshell minerva-7b exaone", (_DIGITS, False, False)),
+        (
+            "gpt-2 phi-2 olmo gigachat a.x-4.0 mellum trillion granite-docling",
+            (_GPT2, False, False),
+        ),
+    )
+    for name in names.split()
 }
 # Header keys that are read here. A header may also have ids of special tokens.
 _READ = {
