@@ -31,6 +31,7 @@ import polyspec_ext as ps
 EXAMPLE = EXAMPLES / "embed"
 C_EXAMPLE = EXAMPLES / "c" / "program.c"
 STRICT_C = ["-std=c99", *STRICT]
+DECLARED = r"^POLYSPEC_API [\w *:<>]*?(\w+)\("
 pytestmark = needs_tools
 
 
@@ -185,6 +186,16 @@ def test_headers_stand_alone(prefix: Path, tmp_path: Path) -> None:
         source = tmp_path / "one.cpp"
         source.write_text(f'#include "{header}"\n#include "{header}"\n')
         run(CXX, "-std=c++17", *STRICT, "-fsyntax-only", "-I", prefix / "include", source)
+
+
+def test_an_example_calls_every_operator(prefix: Path) -> None:
+    run(build_example(EXAMPLE, prefix) / "operators")
+    called = set(re.findall(r"polyspec::(\w+)\(", (EXAMPLE / "operators.cpp").read_text()))
+    folder = prefix / "include" / "polyspec"
+    headers = {path.name: path.read_text() for path in folder.glob("*.hpp")}
+    umbrella = headers.pop("polyspec.hpp")
+    assert set(re.findall(r'#include "polyspec/(.*)"', umbrella)) == headers.keys()
+    assert set(re.findall(DECLARED, "".join(headers.values()), re.M)) <= called
 
 
 @pytest.mark.skipif(CC is None, reason="needs a C compiler")
@@ -345,8 +356,7 @@ def test_shared_library_has_a_version_and_exports_the_public_interface(installed
     assert (prefix / "lib" / soname).exists()
 
     headers = [h.read_text() for h in (prefix / "include" / "polyspec").glob("*.h*")]
-    declared = re.compile(r"^POLYSPEC_API [\w *:<>]*?(\w+)\(", re.MULTILINE)
-    public_functions = {name for text in headers for name in declared.findall(text)}
+    public_functions = {name for text in headers for name in re.findall(DECLARED, text, re.M)}
     assert {"polyspec_verify", "verify", "append", "schedule_next"} <= public_functions
     members = {"Scheduler", "start", "next", "report", "set_windows", "set_tail", "pending"}
     expected = {n if n.startswith("polyspec_") else f"polyspec::{n}" for n in public_functions}

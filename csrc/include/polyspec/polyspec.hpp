@@ -1,0 +1,22 @@
+// All of the C++ interface but the engines, which are headers of their own (polyspec/engines).
+#pragma once
+
+#include "polyspec/attention.hpp"
+#include "polyspec/blocks.hpp"
+#include "polyspec/capture.hpp"
+#include "polyspec/decoder.hpp"
+#include "polyspec/dense.hpp"
+#include "polyspec/int4.hpp"
+#include "polyspec/kv_cache.hpp"
+#include "polyspec/layer.hpp"
+#include "polyspec/philox.hpp"
+#include "polyspec/policy.hpp"
+#include "polyspec/renewal.hpp"
+#include "polyspec/round_state.hpp"
+#include "polyspec/sample.hpp"
+#include "polyspec/scheduler.hpp"
+#include "polyspec/status.hpp"
+#include "polyspec/support.hpp"
+#include "polyspec/types.hpp"
+#include "polyspec/verify.hpp"
+#include "polyspec/verify_tree.hpp"
