@@ -12,6 +12,7 @@ import torch
 from benchmarks.measuring import (
     Z_LIMIT,
     Request,
+    chain_call,
     compared,
     generate_call,
     is_lossless,
@@ -26,6 +27,13 @@ def models(untrained: Path) -> dict[str, Any]:
     from polyspec_ext.levels import load
 
     return {name: load(untrained / name).model for name in tiny.LEVELS}
+
+
+def test_ragged_prompts_are_answered_alike() -> None:
+    level = tiny.levels(["target"], pack=False)["target"]
+    request = Request([[0, 300, 31, 320, 17, 5], [0, 40], [0, 500, 51]], 9, 0.0, [3, 4, 5])
+    ours = chain_call(Chain([level]), request).texts
+    assert generate_call(level.model, frozenset(level.eos_token_ids), request).texts == ours
 
 
 def test_the_assistant_keeps_its_settings(
