@@ -102,13 +102,6 @@ class Candidate:
         """The arguments of `Chain`."""
         return Setting(self.parts, self.windows, self.rounds, self.tail, self.rule)
 
-    @property
-    def error(self) -> float | None:
-        """Predicted over measured tokens per second, less 1; None: not run."""
-        if self.measured_tokens_per_second is None:
-            return None
-        return self.predicted_tokens_per_second / self.measured_tokens_per_second - 1
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, ready for JSON."""
         values = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
@@ -386,12 +379,15 @@ class Plan:
     def report(self, verbose: bool = False) -> str:
         """Return the recommendation and a table of the chains, in 80 columns; `verbose`: also rates
         of decoding and the measurements."""
-        sections = [
-            _verdict(self.recommended, self.plain),
-            _rates(self.candidates, self.plain, verbose),
-            _measurements(self.measured, self.parts, self.request) if verbose else "",
-        ]
-        return "\n\n".join(filter(None, sections))
+        heads, rows = _rows(self.candidates, self.plain, verbose)
+        title = "predicted for whole calls"
+        if len(rows) < len(self.candidates):
+            title += f": {len(rows)} of {len(self.candidates)} chains, all with --verbose"
+        table = f"{title}\n{columns.table('chain', heads, rows)}"
+        sections = [_verdict(self.recommended, self.plain), table]
+        if verbose:
+            sections.append(_measurements(self.measured, self.parts, self.request))
+        return "\n\n".join(sections)
 
     def __str__(self) -> str:
         """Return the whole report."""
@@ -650,14 +646,6 @@ def _verdict(best: Candidate, plain: Candidate) -> str:
     over = best.predicted_tokens_per_second / plain.predicted_tokens_per_second
     text = f"recommended: {_described(best)}, rule {best.rule}; {rate}; {over:.2f}x plain"
     return columns.wrapped(text)
-
-
-def _rates(ranked: Sequence[Candidate], plain: Candidate, verbose: bool) -> str:
-    heads, rows = _rows(ranked, plain, verbose)
-    title = "predicted for whole calls"
-    if len(rows) < len(ranked):
-        title += f": {len(rows)} of {len(ranked)} chains, all with --verbose"
-    return f"{title}\n{columns.table('chain', heads, rows)}"
 
 
 def _rows(
