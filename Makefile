@@ -38,7 +38,7 @@ QUICK_CTEST = ^(isa|philox|dispatch|cuts|kv_|scheduler|round_state_edges|c_api|c
 QUICK_PYTEST = $(addprefix python_tests/, \
   ops/test_schedule.py ops/test_errors.py ops/test_cuts.py ops/test_kv.py kv_cache/test_rollback.py \
   levels/test_hidden_states.py drafters/test_lookup.py \
-  runtime/test_batches.py runtime/test_plan.py runtime/test_parameters.py runtime/test_stats.py \
+  runtime/test_batches.py runtime/test_plan.py runtime/test_stats.py \
   system/test_structure.py system/test_surface.py system/test_smoke.py)
 
 # What `make test-aarch64` runs: emulated, the others take too long.

@@ -462,7 +462,7 @@ class Engine:
             self._append_tree(step, block)
         self._at_work = None
         if rows.hidden is not None and states is not None and drafts:
-            rows.hidden.forget(plan.part, [row.ended for row in self.slots], states.counts)
+            rows.hidden.forget(plan.part, list(map(_ENDED, self.slots)), states.counts)
         tree = rows.pending.tree
         if tree is None:
             padding = rows.pending.padding(1) if step.tail and inputs.wants_rows else None

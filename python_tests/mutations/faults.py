@@ -33,7 +33,7 @@ FAULTS = (
     Fault(
         "runtime: rows that idle in a round lose their hidden states",
         "polyspec_ext/runtime/engine.py",
-        "[row.ended for row in self.slots], states",
+        "list(map(_ENDED, self.slots)), states",
         "[not row.active for row in self.slots], states",
         (
             "python_tests/runtime/test_cached_prompts.py::"
@@ -1956,7 +1956,7 @@ FAULTS = (
         "if all(row.greedy or getattr",
         "if any(row.greedy or getattr",
         (
-            "python_tests/runtime/test_parameters.py::test_a_filter_of_one_row_stays_beside_rows_without_it[{'top_k': 1}]",
+            "python_tests/runtime/test_batches.py::test_a_filter_of_one_row_stays_beside_rows_without_it[{'top_k': 1}]",
         ),
     ),
     Fault(
