@@ -601,7 +601,9 @@ class HeadDrafter:
 
     @torch.inference_mode()
     def rollback(self, lengths: RowCounts) -> RowCounts:
-        self._head.features.rollback(lengths)
+        counts = RowCounts.of(lengths)
+        if counts.host is not None:  # else the next draft calls `keep`
+            self._head.features.keep(counts.less(1))
         return lengths
 
     @torch.inference_mode()

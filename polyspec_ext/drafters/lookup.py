@@ -180,14 +180,13 @@ class NGramTable:
             del self._followers[next(iter(self._followers))]
 
     def _close(self, ended: list[int] | None = None) -> None:
-        """Count and close all open texts, or only `ended`: their requests have ended."""
+        # Of all requests, or only that with the text `ended`.
         for text in list(self._open):
             if ended is None or text is ended:
                 self._open[:] = [other for other in self._open if other is not text]
                 self._add(text)
 
     def _best(self, tokens: Sequence[int]) -> int | None:
-        """Return the most frequent token after the longest known suffix; of equals the latest."""
         for key in _suffixes(tokens, self._sizes):
             if counts := self._followers.get(key):
                 return max(reversed(counts), key=counts.__getitem__)

@@ -179,11 +179,11 @@ def draw_chain(
     ids = min(vocab_size, inputs.vocab_size)
     parameters = inputs.parameters.by_device[device].values()
     positions, rounds = inputs.positions.to(device), inputs.rounds.to(device)
-    entries = ids if every else id_map.entries_below(ids)
     # Number of tokens that each row has yet to draw. If the host must not wait for the device,
     # every active row draws all.
     left = None if inputs.eos is None else list(cast(Sequence[int], inputs.lengths.host))
     counts, first = _first_pass(read, tokens.shape[1])
+    entries = ids if every else id_map.entries_below(ids)
     single = tokens.shape[1] == 1  # as in all later passes
     wants_rows = inputs.wants_rows
     drafted = tokens.new_empty((tokens.shape[0], most))
