@@ -112,19 +112,6 @@ def text_distributions(
     return found
 
 
-def enumerated(
-    levels: Sequence[Any],
-    window: list[int],
-    enumerator: toy.Enumerator | None = None,
-    **options: Any,
-) -> tuple[toy.Enumerator, ps.Chain]:
-    """A chain, and what enumerates its draws, also those of a drafter that draws by itself."""
-    enumerator = enumerator or toy.Enumerator()
-    if isinstance(levels[-1], Various):
-        levels[-1].sample = enumerator.sample
-    return enumerator, ps.Chain(levels, window, operators=enumerator.operators, **options)
-
-
 def distance(
     found: list[dict[tuple[int, ...], float]],
     target: toy.ToyLevel,
