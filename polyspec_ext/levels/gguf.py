@@ -40,6 +40,7 @@ from .products import QuantizedLinear, huge_pages, is_plain, replaced
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9
 _AT_ONCE = 1 << 20  # weights of a range, so that temporaries fit a CPU cache
+_AROUND = 1 << 16  # bytes, Linux's fault_around_bytes
 # Files of a model that was split, NAME-00001-of-00003.gguf.
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
@@ -64,8 +65,10 @@ class GgufTensor:
             count = min(step, self._offset + self.size - begin)
             read = torch.frombuffer(self._file, dtype=torch.uint8, count=count, offset=begin)
             yield read.view(-1, width)
-            page = begin // mmap.PAGESIZE * mmap.PAGESIZE
-            self._file.madvise(mmap.MADV_DONTNEED, page, begin + count - page)
+            # A fault maps the pages around as well.
+            page = max(0, begin - _AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
+            end = min(len(self._file), begin + count + _AROUND)
+            self._file.madvise(mmap.MADV_DONTNEED, page, end - page)
 
     def blocks(self) -> Tensor:
         """Return a copy of the bytes, ``[rows, bytes per row]`` uint8."""
