@@ -123,13 +123,17 @@ def loading(shown: bool = True, folder: str | None = None) -> Iterator[None]:
             hub.disable_progress_bars()
 
 
+_LONGEST_HEADER = 100_000_000  # bytes; the limit of safetensors
+
+
 def _sizes(folder: str | None) -> dict[str, int]:
     """Return the bytes of the weights in the files of a folder, by name."""
     sizes: dict[str, int] = {}
     for file in Path(folder).glob("*.safetensors") if folder is not None else ():
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, OverflowError):
             with file.open("rb") as opened:
-                head = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+                size = min(int.from_bytes(opened.read(8), "little"), _LONGEST_HEADER)
+                head = json.loads(opened.read(size))
             spans = {name: about.get("data_offsets", (0, 0)) for name, about in head.items()}
             sizes |= {name: end - begin for name, (begin, end) in spans.items()}
     return sizes

@@ -652,7 +652,8 @@ class HeadDrafter:
 
     def _draft_tree(self, tree: Tree, inputs: DraftInput, states: Tensor) -> DraftBlock:
         head, id_map, most = self._head, self._head.id_map, inputs.most
-        entries, size = id_map.entries_below(inputs.vocab_size), self._tree_size(most)
+        entries = id_map.entries_below(inputs.vocab_size)
+        size = tree.size(most, entries)
 
         def expand(
             tokens: Tensor, above: Tensor, depth: int, ancestors: Tensor

@@ -104,7 +104,7 @@ class ModelLevel:
     def __reduce__(self) -> tuple[Any, ...]:
         """Let `copy` and `pickle` construct the level again over a copy of its model, with an empty
         cache."""
-        return functools.partial(type(self), name=self.name, **self._options), (self.model,)
+        return _restored, (type(self), self.model, {**self._options, "name": self.name})
 
     def keep_path(self, begin: Any, path: Tensor, lengths: Any) -> Sequence[int]:
         """Refuse to keep the path of a tree, because the level reads no trees."""
@@ -147,6 +147,11 @@ class ModelLevel:
         with contextlib.suppress(ValueError):
             return tokenizer_at(path, local=True) if path else None
         return None
+
+
+def _restored(kind: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
+    # `copy` copies arguments of a function, so a copy shares the cache of the owner's copy.
+    return kind(model, **options)
 
 
 def eos_ids(model: Any) -> tuple[int, ...]:

@@ -209,7 +209,8 @@ class BatchProbe(Probe):
             for depth, node in enumerate(path):
                 nodes[node] = text[n + depth]
             input_ids.append(nodes)
-        logits = level.forward(InputBlock(self._padded(input_ids), 5, parents=parents)).logits
+        # `run`, since `forward` refuses trees of more tokens than its passes may have.
+        logits = level.run(InputBlock(self._padded(input_ids), 5, parents=parents)).logits
         differences = [
             self._difference(logits[b, node], n + depth)
             for b, n in enumerate(prompts)

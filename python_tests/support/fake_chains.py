@@ -24,7 +24,7 @@ from polyspec_ext.levels.products import stacked_bias
 from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 from polyspec_ext.runtime import engine
 from polyspec_ext.runtime.engine import Clock
-from polyspec_ext.runtime.graphs import Queue
+from polyspec_ext.runtime.graphs import Queue, planned
 
 VOCAB, KV_HEADS, WIDTH = 97, 2, 32
 
@@ -205,14 +205,25 @@ def steps_of_a_round(chain: ps.Chain, rows: int = 1, temperature: float = 1.0) -
     inside: list[Counter[str]] = []
     run = Queue.run
 
-    def watched(self: Queue, step: Any, *arguments: Any) -> Any:
-        inside.clear()
-        waits = mock.Mock(side_effect=fake_cuda.HostRead("tolist"))
-        with mock.patch.object(FakeTensor, "tolist", waits), fake_cuda.Launches() as own:
-            made = run(self, step, *arguments)
-        beside = own.counts - sum(inside, Counter[str]())
-        steps.append(Step(step.level, step.most, own.counts, own.uploads, beside))
-        return made
+    def watched(self: Queue, plan: Any, rows: Any, slots: Any, nodes: Any, perform: Any, _: Any) -> Any:
+        # A tick comes before the first step and after each of them.
+        due, current = iter(planned(plan)), ExitStack()
+        counting: list[fake_cuda.Launches] = []
+
+        def tick() -> float:
+            current.close()
+            if counting:
+                own, step = counting.pop(), next(due)
+                beside = own.counts - sum(inside, Counter[str]())
+                steps.append(Step(step.level, step.most, own.counts, own.uploads, beside))
+            inside.clear()
+            waits = mock.Mock(side_effect=fake_cuda.HostRead("tolist"))
+            current.enter_context(mock.patch.object(FakeTensor, "tolist", waits))
+            counting.append(current.enter_context(fake_cuda.Launches()))
+            return 0.0
+
+        with current:
+            return run(self, plan, rows, slots, nodes, perform, tick)
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
         def passes(*arguments: Any, **options: Any) -> Any:
