@@ -205,8 +205,9 @@ def steps_of_a_round(chain: ps.Chain, rows: int = 1, temperature: float = 1.0) -
     inside: list[Counter[str]] = []
     run = Queue.run
 
-    def watched(self: Queue, plan: Any, rows: Any, slots: Any, nodes: Any, perform: Any, _: Any) -> Any:
+    def watched(self: Queue, *arguments: Any) -> Any:
         # A tick comes before the first step and after each of them.
+        plan, *others, _ = arguments
         due, current = iter(planned(plan)), ExitStack()
         counting: list[fake_cuda.Launches] = []
 
@@ -223,7 +224,7 @@ def steps_of_a_round(chain: ps.Chain, rows: int = 1, temperature: float = 1.0) -
             return 0.0
 
         with current:
-            return run(self, plan, rows, slots, nodes, perform, tick)
+            return run(self, plan, *others, tick)
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
         def passes(*arguments: Any, **options: Any) -> Any:
