@@ -1,22 +1,22 @@
 # The README's two commands, from a fresh clone:
 #   make demo                 make test
-#   make demo-real            the demo on Qwen2.5-Coder 1.5B and 0.5B, beside llama.cpp: brings 1.6 GB, or
+#   make demo-real            the demo on Qwen2.5-Coder 1.5B and 0.5B, and on llama.cpp: brings 1.6 GB, or
 #                             MODELS=dir: its largest GGUF file is the target, the next one drafts;
 #                             DEMO="--repeats 1" adds options
-#   make quick                after `make test` once: what was changed is built, and half a minute of tests
-#   make test-all             after `make test`: what it leaves out, half an hour and 8 GB more
+#   make quick                after `make test` once: builds the changed files, and half a minute of tests
+#   make test-all             after `make test`: the other tests, half an hour and 8 GB more
 #   make llama            chains of GGUF models inside llama.cpp, measured: brings 1.6 GB of models, or
 #                         MODELS=dir; LLAMA="--rounds 5" adds options of csrc/examples/llama_cpp/compare.py
 #   make llama-server     llama.cpp's server, from the sources of that release, which takes ten minutes
-#                         or more; `python -m benchmarks serving --llama-server` measures beside it
-#   make demo VENV=dir        an environment that exists already, or another place for a new one
+#                         or more; `python -m benchmarks serving --llama-server` compares with it
+#   make demo VENV=dir        an environment that exists already, or another folder for a new one
 #   make test PYTHON=python3.12   the interpreter to make the environment from
 #   make test-aarch64         the C++ core for 64-bit ARM and its tests, emulated: wants Debian's
 #                             g++-aarch64-linux-gnu and qemu-user
-#   make test-oldest          the oldest torch and transformers, in an environment of its own (4.5 GB)
-#   make test-vllm            the plug-in inside vLLM, in an environment of its own (3.5 GB)
+#   make test-oldest          the oldest torch and transformers, in a separate environment (4.5 GB)
+#   make test-vllm            the plug-in inside vLLM, in a separate environment (3.5 GB)
 #   make mutations            plants the faults of python_tests/mutations, and sees that the tests catch them;
-#                             FAULTS="'AREA: WHAT' '...'" these alone, FAULTS="--search '...'" lists what catches it
+#                             FAULTS="'AREA: WHAT' '...'" these alone, FAULTS="--search '...'" lists the tests that catch it
 #   make hooks                commits with a subject that is no `area: imperative` are refused
 #   make wheel                a wheel in dist/cpu, and with nvcc one in dist/cuda, that auditwheel accepts, for Linux no
 #                             older than this one
@@ -33,7 +33,7 @@ LLAMA_SERVER = build/llama/server/bin/llama-server
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 
-# What `make quick` runs: the fast tests of every concern, and no exactness by enumeration.
+# For `make quick`: the fast tests of every concern, and no exactness by enumeration.
 QUICK_CTEST = ^(isa|philox|dispatch|cuts|kv_|scheduler|round_state_edges|c_api|cpu_masses)
 QUICK_PYTEST = $(addprefix python_tests/, \
   ops/test_schedule.py ops/test_errors.py ops/test_cuts.py ops/test_kv.py kv_cache/test_rollback.py \
@@ -41,7 +41,7 @@ QUICK_PYTEST = $(addprefix python_tests/, \
   runtime/test_batches.py runtime/test_plan.py runtime/test_stats.py \
   system/test_structure.py system/test_surface.py system/test_smoke.py)
 
-# What `make test-aarch64` runs: emulated, the others take too long.
+# For `make test-aarch64`: emulated, the others take too long.
 ARM_CTEST = $(QUICK_CTEST)|^(attention_stack|blocks|cpu_rows|dense|int4|ops|product_threads)_test
 
 .PHONY: demo demo-real llama llama-server $(LLAMA_PROGRAM) test test-all mutations quick rebuilt test-oldest test-aarch64 test-vllm torch environment packages built wheel hooks clean
@@ -49,7 +49,7 @@ ARM_CTEST = $(QUICK_CTEST)|^(attention_stack|blocks|cpu_rows|dense|int4|ops|prod
 demo: environment
 	$(PY) -m benchmarks demo
 
-# Real models, by their 4-bit copies here, or with COPY= by the files' own blocks, as there.
+# Real models, by their 4-bit copies here, or with COPY= by the files' blocks, as there.
 COPY ?= w4:
 demo-real: environment $(LLAMA_PROGRAM)
 	$(PIP) accelerate gguf
@@ -57,7 +57,7 @@ demo-real: environment $(LLAMA_PROGRAM)
 	if [ $$# -lt 2 ]; then echo "MODELS: expected two GGUF files or more, given $$*" >&2; exit 2; fi && \
 	$(PY) -m benchmarks demo --target "$(COPY)$$1" --draft "$(COPY)$$2" --gguf "$$1,$$2" --llama $(LLAMA_PROGRAM) $(DEMO)
 
-# The library, llama.cpp and the program that uses both in folders of their own; what is there already stays.
+# The library, llama.cpp and the program that uses both in separate folders; existing files stay.
 $(LLAMA_PROGRAM): export POLYSPEC_CUDA = OFF
 $(LLAMA_PROGRAM): $(PY)
 	$(PIP) "cmake>=3.24" ninja
@@ -71,7 +71,7 @@ llama: $(LLAMA_PROGRAM)
 	$(PY) $(EXAMPLE)/compare.py --program $(LLAMA_PROGRAM) --json build/llama/results.json \
 	  $(if $(MODELS),--models $(MODELS)) $(LLAMA)
 
-# Nothing else waits for it: alone on one core, behind what else runs. No page, no HTTPS.
+# Nothing else waits for it: alone on one core, after the rest. No page, no HTTPS.
 llama-server: $(PY)
 	$(PIP) "cmake>=3.24" ninja
 	sources=$$($(PY) $(EXAMPLE)/get.py llama.cpp-sources) && \
@@ -96,7 +96,7 @@ quick: rebuilt
 	$(PY) -m pytest -q -m "not slow" $(QUICK_PYTEST)
 	$(PY) -m ruff check .
 
-# As `built` leaves it, without asking for what is installed.
+# As `built` leaves it, without a check of installed packages.
 rebuilt: | build/test/build.ninja
 	$(VENV)/bin/cmake --build build/test
 	$(VENV)/bin/cmake --install build/test --component python --prefix polyspec_ext >/dev/null
@@ -133,7 +133,7 @@ environment: torch
 	@echo "building polyspec_ext, which takes minutes the first time"
 	$(PIP) --no-build-isolation -e .
 
-# After `built`, whose module this takes: pip shows nothing of what it builds.
+# After `built`, with its module: pip hides the output of builds.
 packages: export POLYSPEC_BUILD_DIR = build/test
 packages: torch
 	$(PIP) --no-build-isolation -e ".[test]"

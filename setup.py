@@ -1,4 +1,4 @@
-"""Drives CMake: what is built, and how, stands in CMakeLists.txt alone."""
+"""Drives CMake: only CMakeLists.txt says which targets are built, and how."""
 
 import contextlib
 import hashlib
@@ -26,7 +26,7 @@ def project_version() -> str:
 
 
 def require_setuptools() -> None:
-    """Refuse one that cannot read pyproject.toml, before it says so in its own words."""
+    """Refuse a release that cannot read pyproject.toml, with a clear error."""
     if int(setuptools.__version__.split(".")[0]) < 77:
         sys.exit(
             "polyspec_ext cannot be built: expected setuptools >= 77, as a fresh environment of "

@@ -1,4 +1,4 @@
-"""Measure what dependent launch is worth, and that it changes no bit.
+"""Measure the gain of dependent launch, and check that it changes no bit.
 
 A pass over llama2-7b's fused layers, with 4-bit or bfloat16 weights, is captured in a CUDA graph
 and replayed, in processes with POLYSPEC_DEPENDENT_LAUNCH=0 and =1 in turns. The model in

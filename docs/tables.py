@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Fills the tables of README and docs from what was measured and committed.
+"""Fills the tables of README and docs from committed measurements.
 
     python docs/tables.py            # writes them and the charts anew
     python docs/tables.py --check    # exit status 1, and their names, where some are stale
 
-A page has `<!-- table: NAME -->`, and behind it `<!-- end of table -->`; what lies between is made
-here. Numbers come from docs/results and from the report beside the shipped models, and the cells
-are formatted by the benchmarks' own code. A table whose results are not there is left empty.
+A page has `<!-- table: NAME -->`, and later `<!-- end of table -->`; the text between is written
+here. Numbers come from docs/results and from the report of the shipped models, and the cells are
+formatted by the benchmarks' code. A table without results is left empty.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from benchmarks import (  # noqa: E402
 )
 
 RESULTS = ROOT / "docs" / "results"
-# The newest results of every benchmark. Who commits newer ones names them here.
+# The newest results of every benchmark. A commit of newer results names them here.
 GENERATE = "cpu-2026-11-22-generate.json"
 KERNELS = "cpu-2026-11-25-kernels.json"
 GPU_RESULTS = "gpu-2026-11-27-h200"
@@ -139,7 +139,7 @@ Lines = list[str]
 
 
 def result(name: str) -> Any:
-    """What a benchmark wrote; FileNotFoundError where nobody committed it."""
+    """Return a benchmark's results; FileNotFoundError where they are not committed."""
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 
 
@@ -166,7 +166,7 @@ GENERATE_COMMAND = "bench generate --temperature 0 --compile none --repeats 3"
 
 
 def generate() -> Lines:
-    """Tokens per second of the shipped models beside transformers."""
+    """Tokens per second of the shipped models and of transformers."""
     report = result(GENERATE)
     (found,), settings = report["results"], report["settings"]
     heads = ["", "window", "batch", "tokens/s", "range", "x plain", "range", "decoding"]
@@ -197,7 +197,7 @@ def generate() -> Lines:
 
 
 def targets() -> Lines:
-    """What the project asks of whole generations, and whether it was met."""
+    """The project's targets for whole generations, and whether they were met."""
     (found,) = result(GENERATE)["results"]
     return [
         f"- {one['text']}: {one['median']:.2f}x ({one['low']:.2f} to {one['high']:.2f}), "
@@ -208,7 +208,7 @@ def targets() -> Lines:
 
 
 def llama_command(report: Any) -> str:
-    """What made a report of chains inside llama.cpp."""
+    """Return the command of a report of chains inside llama.cpp."""
     words = ["--rounds", report["rounds"], "--tokens", report["tokens"]]
     if list(report["temperatures"]) != ["0.0", "0.8"]:
         words += ["--temperatures", *report["temperatures"]]
@@ -238,12 +238,12 @@ def llama(name: str) -> Lines:
 
 
 def demo(name: str, how: str, options: str = "") -> Lines:
-    """Real models beside transformers and llama.cpp, as ``demo --json`` writes them: ratios are
+    """Real models, transformers and llama.cpp, as ``demo --json`` writes them: ratios are
     over the fastest plain decoding of each.
 
     Args:
         name: of the file.
-        how: in which form the models are run.
+        how: the form of the models.
         options: of ``make demo-real``.
     """
     report = result(name)
@@ -323,7 +323,7 @@ def _real(name: str) -> Speeds:
 
 
 def speeds() -> list[tuple[str, str, Speeds]]:
-    """Return the groups of bars: what ran, where, and how fast."""
+    """Return the groups of bars: name, device, and speed."""
     rows = [row for row in result(f"{GPU_RESULTS}/chosen.json")["rows"] if not row["error"]]
     expected = {
         (row["label"], *row["window"]): row["ms_per_token"] * row["length"] / row["expected_length"]
@@ -402,7 +402,7 @@ CHAINS_COMMAND = "bench chains --compile --head eagle3 --prompts 3 --repeats 2 -
 
 
 def chains() -> Lines:
-    """Every chain below the shipped target and wider ones: over plain decoding."""
+    """Every chain below the shipped target and wider targets: over plain decoding."""
     reports = [result(name) for name in CHAINS.values()]
     columns = [{row["label"]: row for row in one["results"][0]["rows"]} for one in reports]
     plain = [rows["plain decoding"] for rows in columns]
@@ -521,7 +521,7 @@ GPU_KERNELS = (
 
 
 def gpu(name: str) -> Lines:
-    """The tables of a benchmark that a GPU ran, each behind its title, if it has one."""
+    """The tables of a benchmark that a GPU ran, each after its title, if it has one."""
     file, (module, command) = f"{GPU_RESULTS}/{name}.json", GPU[name]
     report = result(file)
     lines = [caption(report, command, file), ""]
@@ -563,7 +563,7 @@ def overheads() -> Lines:
 
 
 def policies() -> Lines:
-    """Window policies of three levels over the best fixed windows, and their own time."""
+    """Window policies of three levels over the best fixed windows, and the time of the policies."""
     report = result(ADAPTATION)
     text = adaptation.markdown(report)
     times, *_ = tables_of(text)
@@ -612,7 +612,7 @@ def shipped_models() -> Lines:
 
 
 def shipped_heads() -> Lines:
-    """Overlap of the shipped EAGLE heads by the place of a token in a draft."""
+    """Overlap of the shipped EAGLE heads by the position of a token in a draft."""
     report = json.loads((ROOT / "polyspec_ext" / "tiny" / "report.json").read_text())
     names = ("eagle2", "eagle3")
     depth = max(len(report[name]["overlap"]) for name in names)
@@ -649,7 +649,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "gpu-preflight": components,
     "overhead": overheads,
     "policies": policies,
-    # Model families and what a level does with each.
+    # Model families and their support by a level.
     "models": lambda: [*model_families.HEAD, *model_families.table_rows()],
     "shipped-models": shipped_models,
     "shipped-heads": shipped_heads,
@@ -665,7 +665,7 @@ def pages() -> Iterator[Path]:
 
 
 def made(name: str) -> str:
-    """The text of a table with its last newline; "" where its results are not there.
+    """Return the text of a table with its last newline; "" without results.
 
     Raises:
         KeyError: there is no such table.
@@ -678,7 +678,7 @@ def made(name: str) -> str:
 
 
 def filled(text: str) -> str:
-    """A page with its tables made anew."""
+    """Return a page with its tables filled anew."""
 
     def block(found: re.Match[str]) -> str:
         name = found[1]

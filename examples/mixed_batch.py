@@ -1,7 +1,7 @@
-"""One batch of prompts of different lengths, each row with parameters of its own.
+"""One batch of prompts of different lengths, each row with separate parameters.
 
-A row's text depends on its own prompt, parameters and seed alone: the second one is drawn again by
-itself, and is the same.
+A row's text depends on the row's prompt, parameters and seed alone: the second one is drawn again
+by itself, and is the same.
 """
 
 from __future__ import annotations

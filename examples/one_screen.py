@@ -16,8 +16,8 @@ def generate(
 ):
     """Continue `prompt` with the distribution of levels[0], the target; the last level drafts.
 
-    levels[i] verifies about windows[i] draft tokens at once, or what rounds[i] blocks of
-    levels[i + 1] have (0: any number). The target also verifies `tail` tokens of the drafter.
+    levels[i] verifies about windows[i] draft tokens at once, or the tokens of rounds[i] blocks of
+    levels[i + 1] (0: any number). The target also verifies `tail` tokens of the drafter.
     """
     text, last = list(prompt), len(levels) - 1
     windows, rounds = [*windows, 0], [*(rounds or [0] * (last - 1)), 1, 0]

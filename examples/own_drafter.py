@@ -1,4 +1,4 @@
-"""A drafter of one's own: one method, at the end of a chain of three levels."""
+"""A user's drafter: one method, at the end of a chain of three levels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from polyspec_ext import tiny
 
 
 class Echo:
-    """Proposes what followed the last token where it stood before."""
+    """Proposes the token that followed the last token at its earlier occurrence."""
 
     name = "echo"
 

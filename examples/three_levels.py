@@ -1,4 +1,4 @@
-"""A chain of three models: an answer as it comes, and what every level did for it."""
+"""A chain of three models: an answer as it comes, and each level's part."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ hypothesis.settings.register_profile("polyspec", deadline=None, derandomize=True
 hypothesis.settings.load_profile("polyspec")
 
 
-# For benchmarks and training. Behind all others, so that an installed package goes first.
+# For benchmarks and training. Last, so that an installed package goes first.
 sys.path.append(str(Path(__file__).parents[1]))
 
 # Shells have their background jobs ignore Ctrl-C, and programs that tests start would inherit that.
@@ -27,7 +27,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def slow_tests() -> dict[str, set[str]]:
-    """Read slow.txt: functions of which `make test` leaves out instances, and those it keeps."""
+    """Read slow.txt: functions with instances that `make test` leaves out, and the instances
+    kept."""
     kept: dict[str, set[str]] = {}
     function = ""
     for line in (Path(__file__).parent / "slow.txt").read_text().splitlines():
@@ -56,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is measured in tests is not kept for the user, nor the user's used."""
+    """Keep measurements of tests apart from the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -69,7 +70,7 @@ def _seeded() -> None:
 
 @pytest.fixture(autouse=True)
 def _device_answers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Wait for the device behind each of its tests, so that a fault names the test."""
+    """Wait for the device after each of its tests, so that a fault names the test."""
     yield
     if request.node.get_closest_marker("gpu") is not None:
         torch.cuda.synchronize()
@@ -77,14 +78,13 @@ def _device_answers(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of all processes of a run, for what one of them makes: lock it meanwhile."""
+    """Return a folder of all processes of a run; lock it to write."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture(scope="session")
 def untrained(shared_folder: Path) -> Path:
-    """The folder of a chain of untrained models."""
     folder = shared_folder / "tiny"
     with native_builds.locked(shared_folder):
         if not folder.exists():
@@ -96,7 +96,6 @@ def untrained(shared_folder: Path) -> Path:
 
 @pytest.fixture
 def tiny_untrained(untrained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The models of `tiny` are the untrained ones."""
     monkeypatch.setenv("POLYSPEC_TINY", str(untrained))
 
 

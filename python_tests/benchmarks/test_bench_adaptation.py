@@ -1,4 +1,4 @@
-"""`benchmarks adaptation`: a replay does what the chain does, and the report has what it says."""
+"""`benchmarks adaptation`: a replay repeats the chain, and the report is right."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_oracle_is_never_slower(traces: Traces) -> None:
 
 
 def agreeing(chance: random.Random, outer: float, inner: float, size: int = 128) -> Text:
-    """A text on which the target agrees with the middle, and that with the drafter, at so many
-    places, independently."""
+    """Return a text: target and middle agree at the first rate, middle and drafter at the second,
+    independently."""
     middle, under = ([chance.random() < a for _ in range(size)] for a in (outer, inner))
     drafter = [a and b for a, b in zip(middle, under, strict=True)]
     wrong = [place for place, agrees in enumerate(middle) if not agrees]
@@ -120,7 +120,6 @@ def test_joint_is_as_good_as_online_and_better_on_three_levels() -> None:
 
 
 def test_halves_have_no_text_in_common(traces: Traces) -> None:
-    """What is chosen by looking at numbers is chosen on other texts than those of the report."""
     tuning, held_out = traces.half(TUNING)["ours"], traces.half(HELD_OUT)["ours"]
     prompts = [[tuple(text.prompt) for text in half] for half in (tuning, held_out)]
     assert prompts == [[tuple(PROMPTS[0])], [tuple(PROMPTS[1])]]

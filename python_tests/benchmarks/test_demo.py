@@ -1,4 +1,4 @@
-"""``python -m benchmarks demo``: untrained models behind POLYSPEC_TINY, and a user's models."""
+"""``python -m benchmarks demo``: untrained models of POLYSPEC_TINY, and a user's models."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_beside_llama_cpp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     three = rows["three levels: target, w4, drafter"]
     assert len(three["stats"]["levels"]) == 3
     assert three["lossless"]
-    # Their plain decoding is no baseline of ours, and their texts are compared with their own.
+    # Plain decoding of other models is no baseline; texts are compared within a model.
     assert rows["llama.cpp, plain"]["verdict"] == "1 of 1 identical (its own)"
     assert rows["llama.cpp's rule with draft"]["verdict"] == "0 of 1 identical, 1 DIFFER (its own)"
     assert rows["our chain in llama.cpp"]["verdict"] == "1 of 1 identical (its own)"

@@ -54,7 +54,7 @@ def test_more_of_everything_says_the_same(times: int, more: dict[str, int]) -> N
 
 
 def drafted(target: Any, place: Path) -> list[Output]:
-    """What a head drafts for a target as a chain, greedy and sampled, and as trees."""
+    """Return drafts of a head: a chain, greedy and sampled, and trees."""
     chain = ps.Chain([target, ps.Eagle.from_pretrained(place, target)], [4])
     found = [chain.generate(PROMPT, 40, temperature, seed=3) for temperature in (0.0, 1.0)]
     head = ps.Eagle.from_pretrained(place, target, tree=ps.DynamicTree(3, 8))
@@ -69,7 +69,7 @@ def drafted_as_shipped(name: str) -> list[Output]:
 @pytest.mark.parametrize(("times", "layers"), [(1, None), (2, None), (1, 14)])
 @pytest.mark.parametrize("name", tiny.HEADS)
 def test_a_grown_head_drafts_what_the_shipped_one_does(name, times, layers, tmp_path) -> None:
-    """The same drafts, so the same tokens accepted at the same places, for sampled texts too."""
+    """Compare accepted tokens too, for sampled texts as well."""
     place = grown_head(name, times, tmp_path)
     found = drafted(grown(times, layers=layers), place)
     for wanted, own in zip(drafted_as_shipped(name), found, strict=True):

@@ -38,7 +38,7 @@ def test_the_acceptance_is_the_one_asked(wanted: float, filters: Filters) -> Non
         feed.load(turn)
         counts.append(verify().num_accepted)
     accepted = torch.stack(counts)
-    # By token verified: every block but those accepted whole has one rejection.
+    # By token verified: a block has one rejection, or none if fully accepted.
     rate = float(accepted.sum() / (accepted.sum() + (accepted < 5).sum()))
     trials = 1024 * (1 - wanted**5) / (1 - wanted)
     deviation = (wanted * (1 - wanted) / trials) ** 0.5

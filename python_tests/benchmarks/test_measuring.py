@@ -1,4 +1,4 @@
-"""Calls, the loop that the generation benchmarks share, and what it says about texts."""
+"""Calls, the loop that the generation benchmarks share, and the loop's statements about texts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_assistant_keeps_its_settings(
 
 
 class Scores:
-    """A model whose next logits are the same everywhere."""
+    """A model with the same next logits at every position."""
 
     device, dtype = torch.device("cpu"), torch.float32
 
@@ -80,7 +80,7 @@ def test_greedy_texts_part_at_ties_alone() -> None:
     assert not is_lossless(apart)
     assert "1 of 2 identical, 1 DIFFER" in apart["lossless"]
     assert judged(0.9, [0, 0])["lossless"] == "1 of 1 identical"
-    # What is a tie depends on the data type.
+    # The data type decides where logits tie.
     assert is_lossless(judged(0.9, [0, 1], dtype="torch.bfloat16"))
     assert compared(Scores([1.0, 0.9]), [2], [0, 0], [0])["at"] == 1
     # Without a model, of another engine, no gap is known.

@@ -1,4 +1,4 @@
-"""What benchmarks put out alike: tables, reports, an error where a device is not here."""
+"""Output of all benchmarks: tables, reports, an error where a device is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``benchmarks overhead``: what is taken off, what is left, and the report."""
+"""``benchmarks overhead``: the parts, the rest, and the report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("part", ["forward", "operator", "check", "chain"])
 def test_time_is_booked_where_it_is_spent(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pause of 3 ms in one place shows there and nowhere else."""
+    """Book a pause of 3 ms in one part only."""
 
     def slower(call: Any) -> Any:
         def slow(*args: Any, **options: Any) -> Any:
@@ -66,8 +66,8 @@ def test_time_is_booked_where_it_is_spent(part: str, monkeypatch: pytest.MonkeyP
     assert {kind for kind, seconds in slow.items() if seconds > 0.003} == {part}
 
 
-# Calls of the package's own functions, and the files they lie in, per round of the target. What is
-# added to a round has to be taken off elsewhere: lower these with every step, never raise them.
+# Calls of the package's functions, and the files entered, per round of the target. Lower these with
+# every step, never raise them.
 @pytest.mark.parametrize(
     ("name", "budget", "files"),
     [

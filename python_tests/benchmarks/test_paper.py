@@ -192,7 +192,7 @@ def test_a_killed_run_goes_on(
     ]
     facts = record.read_facts(folder)
     assert (len(facts["continued"]), len(facts["seconds"])) == (1, 2)
-    # A finished one has nothing left to do, and neither has one whose last line lacks its end.
+    # A finished run has nothing left to do, also without the end of its last line.
     text = file.read_text()
     file.write_text(text.rstrip("\n"))
     called.clear()
@@ -425,7 +425,7 @@ def test_defaults() -> None:
     assert {"eagle2", "w4", "w4+eagle2", "planned"} <= set(keys)
     (eagle,) = (one for one in read_keys(keys, other) if one.name == "eagle2")
     assert eagle.windows == (6,)
-    # Not what answers one prompt at a time.
+    # Without methods for one prompt at a time.
     assert not any("assisted" in key for key in (*keys, *default_keys(own, 2)))
     with pytest.raises(ValueError, match="--batch: expected 1 with assisted:drafter"):
         read_keys(["plain", "assisted:drafter"], own, 2)
@@ -517,7 +517,7 @@ def test_a_target_of_a_published_width_and_depth(
     monkeypatch.undo()
     with pytest.raises(ValueError, match="hidden: expected a llama's, a multiple of 256"):
         growth_of(replace(small, hidden=500), own.config)
-    # What the others have to be grown to.
+    # Grow it to the other shapes.
     for shape in SHAPES.values():
         if shape.kind == "llama":
             growth = growth_of(shape, own.config)
@@ -591,7 +591,7 @@ def llama(tmp_path: Path) -> LlamaCpp:
 
 
 def test_engines(llama: LlamaCpp, tmp_path: Path) -> None:
-    """Texts are compared with the same engine's plain ones, by the engine's clock."""
+    """Compare texts with the plain texts of the same engine, by the engine's clock."""
     models = Models("x", engines=[llama])
     made = {one.name: one for one in read_keys(ENGINE_KEYS, models)}
     plain = {name: one.plain for name, one in made.items()}

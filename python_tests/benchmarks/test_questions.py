@@ -160,7 +160,7 @@ def test_prompts_of_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(questions, "GSM8K", tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match=r"none\.jsonl .* docs/benchmarks.md fetches it"):
         questions.read(parse(["paper", "--questions", "gsm8k"]).questions)
-    # In a clone there are those that come along.
+    # A clone has the shipped questions.
     monkeypatch.setattr(questions, "SPEC_BENCH", tmp_path / "none.jsonl")
     few = questions.read()
     assert {one.task for one in few} == set(questions.TASKS)

@@ -1,4 +1,4 @@
-"""Reports of saved runs: the committed ones again, and every number counted independently."""
+"""Reports of saved runs: the committed reports again, and every number counted independently."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Tables = dict[str, list[dict[str, Any]]]
 
 @pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
 def test_committed_runs_give_the_committed_tables(folder: Path) -> None:
-    """Every cell of the tables whose form is the same, intervals included."""
+    """Compare every cell of the tables with the same form, intervals included."""
     lines = (folder / "report.md").read_text().splitlines()
     (run,) = report.load([folder])
     tables = {table.key: table for table in report.tables_of(run)}
@@ -114,7 +114,7 @@ def test_decoding(saved: Path, found: Tables) -> None:
 
 
 def test_rows_beside_the_papers(found: Tables) -> None:
-    """Committed runs are of other models, so that they have no numbers of the papers beside."""
+    """Committed runs are of other models, so no number of a paper is shown."""
     overall, by_task = ({row["method"]: row for row in found[k]} for k in ("overall", "table2"))
     three = overall["three"]
     assert (three["paper_speedup"], three["paper_length"]) == (3.48, 9.88)
@@ -241,7 +241,7 @@ def test_refusals(
         assert error.count("\n") == 1
         assert words in error
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for arguments in (["report", good], ["paper"]):  # which is told before anything is measured
+    for arguments in (["report", good], ["paper"]):  # reported before the measurement
         assert main(arguments) == 2
         assert "expected the package pandas" in capsys.readouterr().err
     assert main(["paper", "--no-report", "--methods", "none"]) == 2

@@ -70,8 +70,8 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 def test_every_method_answers_at_every_load(
     capsys: pytest.CaptureFixture[str], stand_in: Path, tmp_path: Path
 ) -> None:
-    """Our texts are those of plain decoding, whoever else is served; every method has the same
-    questions, limits and ends."""
+    """Our texts are plain decoding's, with any other servers; every method has the same questions,
+    limits and ends."""
     files = ["--gguf", f"{stand_in},{stand_in}", "--llama-server", str(stand_in)]
     methods = [name for name in serving.METHODS if name not in serving.OF_VLLM]
     every = ["--methods", ",".join(methods)]

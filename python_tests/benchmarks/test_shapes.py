@@ -43,7 +43,7 @@ def test_shapes_are_the_published_ones(name: str) -> None:
 def test_memory_comes_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Refuse a shape before anything is made, with what is needed and what is there."""
+    """Refuse a shape before the allocation, with the memory needed and the memory there."""
     memory = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 139e9}
     monkeypatch.setattr(os, "sysconf", memory.__getitem__)
     shapes.require_memory(SHAPES["llama2-7b"], "cpu")
@@ -85,8 +85,8 @@ def rounds_of(text: torch.Tensor, drafts: torch.Tensor, window: int, begin: int,
 
 
 def test_chains_accept_what_was_chosen() -> None:
-    """Texts are the target's table. Chains of two levels have the rounds that their tables give;
-    those of three the expected number of tokens for each."""
+    """Texts are the target's table. Chains of two levels have the rounds that their tables fix;
+    chains of three the expected number of tokens for each."""
     tokens = 96
     begin = 32
     chains = chosen.ChosenChains(SMALL, DRAFT, "cpu", begin, tokens, sync=True)

@@ -38,7 +38,7 @@ def compared(head: Any, reference: Reference, block: Any, b: int, text: Any, sta
     ids=lambda x: getattr(x, "name", x and "packed"),
 )
 def test_drafts_are_those_of_the_plain_forward_pass(v: Variant, pack: bool, tmp_path: Path) -> None:
-    """Blocks behind a prompt, and tokens accepted, rejected or read anew; two rows."""
+    """After a prompt, and with tokens accepted, rejected or read anew; two rows."""
     target, weights = target_of(v), weights_of(v)
     reference = Reference(v, weights, target)
     owner = ps.Level(target, pack=True) if pack else target
@@ -121,8 +121,8 @@ def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("copy", ["", "w4:"], ids=["whole", "4 bits"])
 @pytest.mark.parametrize("kind", ["DFlash", "DSpark"])
 def test_a_drafter_that_knows_the_target_is_accepted(kind: str, copy: str, tmp_path: Path) -> None:
-    """The target counts up by one. A DFlash that always drafts the likeliest id of a constant state
-    is right once a round; a DSpark's Markov head counts on from its own tokens."""
+    """The target counts up by one. A DFlash drafts the likeliest id of a constant state and is
+    right once a round; a DSpark's Markov head counts on from its tokens."""
     spark = kind == "DSpark"
     v = Variant("counts", "speculators " + kind.lower(), hidden=32, vocab=32, mask=0, own=True,
                 rank=32 * spark, layers=1)  # fmt: skip
@@ -201,7 +201,7 @@ def test_what_does_not_fit_is_named(v, changes, words, tmp_path) -> None:
 
 
 def test_words(tmp_path: Path) -> None:
-    """A directory stands for itself, with its kind in front or without."""
+    """A directory names a drafter, with its kind in front or without."""
     for v in (PLAIN, SPARK):
         target = target_of(v)
         place = save(v, weights_of(v), tmp_path / v.kind)

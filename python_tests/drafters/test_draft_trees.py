@@ -21,7 +21,7 @@ Path = tuple[int, ...]
 
 
 class Table:
-    """A draft model whose logits follow the drafted path, which is its state."""
+    """A draft model with the drafted path as its state; the logits follow the path."""
 
     def __init__(self, batch: int, depth: int, scale: float = 1.0) -> None:
         self.batch, self.depth, self.scale = batch, depth, scale
@@ -78,12 +78,12 @@ def test_dynamic_tree(k: int, depth: int, total: int) -> None:
 
 
 def test_nothing_follows_a_row_without_a_distribution() -> None:
-    """Its children are the least likely ones, and every other node's parent is in the tree."""
+    """The children are the least likely ids, and every other node's parent is in the tree."""
 
     class Broken(Table):
         def logits(self, row: int, path: Path) -> torch.Tensor:
             own = super().logits(row, path)
-            least = super().logits(row, ()).topk(3).indices[2]  # of those that are read
+            least = super().logits(row, ()).topk(3).indices[2]  # of the rows read
             return torch.full_like(own, math.nan) if path == (least,) else own
 
     table = Broken(2, 3)
@@ -131,8 +131,6 @@ def test_rows_without_a_distribution() -> None:
 
 
 def test_without_the_host() -> None:
-    """One graph: no value of a tensor decides what is done."""
-
     def expand(
         tokens: torch.Tensor, states: torch.Tensor, depth: int, ancestors: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -169,16 +167,11 @@ def test_static_tree() -> None:
     assert nodes.tokens.shape == (2, 6)
 
 
-# ---- trees of a drafter of one text --------------------------------------------------------------
-
-
 VOCAB = 3
 PROMPT = [0, 1]
 
 
 class Proposer:
-    """Proposes what it is given."""
-
     name, trees = "proposer", True
 
     def __init__(self, proposal: ps.Proposal | None = None) -> None:

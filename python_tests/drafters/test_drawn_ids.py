@@ -59,7 +59,7 @@ def test_ids_that_the_level_above_lacks_are_not_drawn() -> None:
 
 
 def test_processors_see_every_id() -> None:
-    """They change logits by id; what they leave of the drawn ids is drawn from."""
+    """Processors change logits by id; the draw follows the changed logits of the drawn ids."""
 
     class Only:
         def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
@@ -85,9 +85,6 @@ def test_a_drafter_without_a_common_id_is_refused() -> None:
 def test_the_target_draws_all() -> None:
     with pytest.raises(ValueError, match=r"draws all of its 4 ids, given one that draws 3"):
         ps.Chain([PartLevel(), toy.ToyLevel(V, 2)], [2])
-
-
-# ---- a level between others ----------------------------------------------------------------------
 
 
 class StayingPart(toy_rows.Staying):

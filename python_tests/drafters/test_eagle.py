@@ -29,17 +29,17 @@ def target() -> Any:
 
 
 def wide() -> Any:
-    """A model whose hidden states have another width than the target's."""
+    """Return a model with hidden states of another width than the target's."""
     return make("llama", 1, seed=1, vocab=64, hidden_size=64)
 
 
 class ToldOnce(ps.Eagle):
-    """Sees that no level tells states of tokens that the target has told."""
+    """Checks that no level passes on states of tokens that the target has passed on."""
 
     model: Any
 
     def prefill(self, prompts: Any) -> Any:
-        self.seen: set[int] = set()  # positions of which the target has told states
+        self.seen: set[int] = set()  # positions with states of the target
         self.told_below = self.behind_the_target = 0
         return super().prefill(prompts)
 
@@ -69,7 +69,7 @@ class ToldOnce(ps.Eagle):
 def test_a_copy_in_the_targets_cache_tells_what_the_target_has_not_read(
     tail: int, target: Any, tmp_path: Path
 ) -> None:
-    """One row, which nobody joins or leaves: its places are those of its text."""
+    """One row, without joins: the cache slots are the positions of the text."""
     drafter = ToldOnce.from_pretrained(save(THIRD, weights_of(THIRD, 4), tmp_path), target)
     drafter.model = target
     owner = ps.HuggingFaceLevel(target)
@@ -82,10 +82,10 @@ def test_a_copy_in_the_targets_cache_tells_what_the_target_has_not_read(
 
 
 class Covered(ps.Eagle):
-    """Sees that what is told leaves out no token in front of it."""
+    """Checks that the states cover every earlier token."""
 
     def prefill(self, prompts: Any) -> Any:
-        self.known = 0  # leading tokens whose states have been told
+        self.known = 0  # leading tokens with states
         return super().prefill(prompts)
 
     def draft(self, inputs: Any) -> Any:
@@ -99,7 +99,7 @@ class Covered(ps.Eagle):
 
 
 def test_a_level_without_the_layers_tells_nothing(target: Any, tmp_path: Path) -> None:
-    """The copy reads what only the early exit between it and the target has read."""
+    """The copy reads tokens that the early exit between copy and target has read."""
     drafter = Covered.from_pretrained(save(THIRD, weights_of(THIRD, 4), tmp_path), target)
     owner = ps.HuggingFaceLevel(target)
     early = ps.early_exit(owner, 2)
@@ -164,7 +164,7 @@ def tree_of(
 
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
 def test_behind_tokens_whose_states_are_not_told(v: Variant, target: Any, tmp_path: Path) -> None:
-    """Tokens of a level of another width follow the head's states until others are told."""
+    """Tokens of a level of another width follow the head's states until states come."""
     weights = weights_of(v, 4)
     drafter = ps.Eagle.from_pretrained(save(v, weights, tmp_path), target)
     reference = Reference(v, weights, target)

@@ -1,4 +1,4 @@
-"""Checkpoints of EAGLE heads: the shipped ones draft, and wrong ones are refused by name."""
+"""Checkpoints of EAGLE heads: the shipped heads draft, and wrong files are refused by name."""
 
 from __future__ import annotations
 
@@ -299,8 +299,6 @@ def test_in_a_chain_by_its_directory(target: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"levels\[0\]: expected the EAGLE head .*nothing above"):
         ps.Chain([f"eagle:{place}", level])
 
-
-# ---- the shipped heads
 
 QUESTIONS = (
     "Tom has 3 bags of 8 apples. He eats 4 of them. How many are left?",

@@ -19,7 +19,7 @@ LAYERS = 8  # of the target
 
 @pytest.mark.parametrize("v", variants(), ids=lambda v: v.name)
 def test_variants_against_the_reference(v: Variant, tmp_path: Path) -> None:
-    """Behind a prompt, accepted tokens and replaced states; two rows of unequal lengths."""
+    """After a prompt, accepted tokens and replaced states; two rows of unequal lengths."""
     weights = weights_of(v, LAYERS)
     target = target_of(v)
     head = ps.Eagle.from_pretrained(save(v, weights, tmp_path / "head"), target)
@@ -100,7 +100,7 @@ def test_many_pairs_behind_others(tmp_path: Path) -> None:
 )
 @torch.no_grad()
 def test_steps_of_a_draft_at_every_token(v: Variant, tmp_path: Path) -> None:
-    """Drafts begun at every token at once, for training, are those of use."""
+    """Drafts that begin at every token at once, for training, equal the drafts in use."""
     target = make("llama", 4, vocab=64)
     weights = weights_of(v, 4)
     head = load_head(save(v, weights, tmp_path), target).network

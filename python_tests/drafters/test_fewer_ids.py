@@ -19,7 +19,7 @@ TREE = ps.DynamicTree(3, 9)
 
 
 class Repeats(ps.PromptLookup):
-    """Sees that its context is the text as it was given."""
+    """Checks that its context has the prompt's ids."""
 
     def fork(self) -> Repeats:
         return Repeats()
@@ -76,7 +76,7 @@ def test_below_a_level_with_fewer_ids(kind: str, width: int, model: Any, tmp_pat
 
 
 def test_a_copy_with_fewer_ids_in_the_targets_cache(model: Any) -> None:
-    """It has read none of the prompt itself, whose other ids it does not know."""
+    """The copy has read none of the prompt, which has ids unknown to the copy."""
     target = ps.HuggingFaceLevel(model)
     copy = rough(model, 0.05)
     copy.resize_token_embeddings(FEWER)

@@ -16,7 +16,8 @@ from polyspec_ext.drafters.proposals import cut_at_eos
 
 
 def searched(text: list[int]) -> tuple[int, list[int]]:
-    """Length of the longest suffix that occurs earlier, and where such occurrences end."""
+    """Return the length of the longest suffix that occurs earlier, and the ends of its
+    occurrences."""
     for length in range(len(text) - 1, 0, -1):
         suffix = text[-length:]
         ends = [end for end in range(length, len(text)) if text[end - length : end] == suffix]
@@ -27,7 +28,7 @@ def searched(text: list[int]) -> tuple[int, list[int]]:
 
 @pytest.mark.parametrize("letters", [1, 2, 3, 8])
 def test_suffixes_are_those_that_a_search_finds(letters: int) -> None:
-    """Also behind tokens that were taken back and replaced, and of a length or more."""
+    """Also after tokens that were taken back and replaced, and of a length or more."""
     chance = random.Random(letters)
     for _ in range(60):
         least = chance.randint(1, 3)
@@ -47,7 +48,7 @@ def test_suffixes_are_those_that_a_search_finds(letters: int) -> None:
 
 
 def test_a_text_that_repeats_one_token_costs_little() -> None:
-    """Compare few tokens of a suffix that occurs at every place."""
+    """Compare few tokens of a suffix that occurs at every position."""
     drafter, text = ps.SuffixMatch(), [7] * 30_000
     assert list(drafter.propose(ps.Context(text), 3).tokens) == [7, 7, 7]
     assert list(ps.SuffixMatch(20_000).propose(ps.Context(text[:20_001]), 1).tokens) == [7]
@@ -69,7 +70,7 @@ def test_by_name_and_in_a_batch() -> None:
 
 @pytest.mark.parametrize("sizes", [(3, 1), (4, 2)], ids=str)
 def test_prompt_lookup_finds_what_a_search_finds(sizes: tuple[int, int]) -> None:
-    """Also behind tokens that were taken back and replaced."""
+    """Also after tokens that were taken back and replaced."""
     chance, drafter = random.Random(5), ps.PromptLookup(*sizes)
     context = ps.Context([0])
     for _ in range(400):
@@ -87,9 +88,6 @@ def test_prompt_lookup_finds_what_a_search_finds(sizes: tuple[int, int]) -> None
         assert drafter.propose(context, 3).tokens == expected
         context.valid = chance.choice([len(tokens), chance.randint(0, len(tokens))])
         tokens[context.valid :] = [chance.randrange(3) for _ in range(chance.randint(1, 3))]
-
-
-# ---- a table of n-grams
 
 
 def proposed(table: ps.NGramTable, tokens: list[int], k: int) -> list[int]:
@@ -157,7 +155,7 @@ def test_rows_of_a_batch_do_not_see_each_other() -> None:
     target = toy_rows.make(1)[0]
     toy_rows.run(ps.Chain([target, table], [4]), toy_rows.ROWS)
     table.fork()  # the batch is over
-    same = [toy_rows.ROWS[0] | {"seed": 50 + i} for i in range(6)]  # what one says, others may
+    same = [toy_rows.ROWS[0] | {"seed": 50 + i} for i in range(6)]  # so that rows can share texts
     rows = [*toy_rows.ROWS, *same]
     together = toy_rows.run(ps.Chain([target, copy.deepcopy(table)], [4]), rows)
     assert sum(one.levels[0].num_accepted_tokens for one in together.requests) > 5
@@ -182,7 +180,7 @@ def test_drafts_end_with_the_first_end_of_a_text() -> None:
 
 
 class Watching:
-    """Remembers the text of a call with its proposal, as far as the next call says it stands."""
+    """Remembers the text of a call with its proposal, as far as the next call keeps it."""
 
     def __init__(self) -> None:
         self.text: list[int] = []

@@ -38,15 +38,16 @@ def head_in(family: str, place: Path, heads: int = 1, **sizes: int) -> tuple[Any
     ],
 )
 def test_drafts_are_those_of_the_plain_forward_pass(family, heads, pack, tmp_path) -> None:
-    """Behind accepted and rejected tokens, in two rows; of several heads the first drafts."""
-    # An index chooses among few keys: of the target's, whose ties rounding decides, among all.
+    """After accepted and rejected tokens, in two rows; of several heads the first drafts."""
+    # An index of the head chooses among few keys. The target's index chooses among all, because
+    # rounding decides ties.
     sizes = {"index_topk": 6} if family == "deepseek_v32" else {}
     sizes |= {"head_dim": 32} if family == "mimo" and pack else {}
     target, reference, head = head_in(family, tmp_path, heads, **sizes)
     if pack:
         head = ps.MTP.from_pretrained(tmp_path, ps.Level(target, pack=True))
     assert (head._head._runs.longest > 0) == (family == "mimo" and pack)
-    assert head.capabilities.hidden_layers == (-1,)  # behind the final norm
+    assert head.capabilities.hidden_layers == (-1,)  # after the final norm
     drafts = ((3, 2), (2, 1), (3, 2))
     for lengths, (texts, states, hidden) in zip(drafts, rounds_of(head, V, 32), strict=True):
         block = head.draft(draft_input(texts, lengths, hidden))
@@ -118,7 +119,7 @@ def test_trees(family: str, tmp_path: Path) -> None:
 
 
 def test_three_levels_and_rows_that_join(tmp_path: Path) -> None:
-    """Below a model of its own cache, with requests that join and leave the batch."""
+    """Below a model with a separate cache, with requests that join and leave the batch."""
     target, _, head = head_in("mimo", tmp_path)
     server = ps.Server(ps.Chain([target, rough(target), head], [4, 3]), 2)
     texts = {server.add(p, 10 + b, eos_token_id=[]): list(p) for b, p in enumerate(PROMPTS)}

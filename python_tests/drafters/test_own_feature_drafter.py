@@ -1,6 +1,6 @@
-"""A drafter of one's own over `FeatureCache`: one layer of attention over pairs of a verifier's
-hidden state and the token behind it. What it drafts from is what a pass over the whole text gives,
-by either executor."""
+"""A user's drafter over `FeatureCache`: one layer of attention over pairs of a verifier's hidden
+state and the next token. Its drafts are the drafts of a pass over the whole text, with either
+executor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class OwnDrafter:
-    """Remembers pairs, and drafts from the state behind the last."""
+    """Remembers pairs, and drafts from the state of the last."""
 
     name, max_length, device = "own", None, CPU
 
@@ -114,7 +114,7 @@ class OwnDrafter:
         return pairs + torch.cos(0.1 * positions)[..., None]
 
     def _check(self, inputs: DraftInput, states: torch.Tensor) -> None:
-        """A toy level's state of a token is the token and its position, whoever has read it."""
+        """Compare with states of any toy level: the token and its position."""
         for b, length in enumerate(inputs.lengths if inputs.text else ()):
             assert inputs.text is not None
             text = inputs.text(b)
@@ -130,7 +130,7 @@ class OwnDrafter:
 
 @pytest.mark.parametrize("window", [[3], [4, 2]], ids=str)
 def test_both_executors_draft_from_the_same_states(window: list[int]) -> None:
-    """Step by step every draft is held against a pass over the whole text."""
+    """Compare every draft with a pass over the whole text."""
     outputs, options = [], {"temperature": 1.0, "seed": 4, "eos_token_id": []}
     for sync in (True, False):
         drafter = OwnDrafter(3)

@@ -27,7 +27,7 @@ ATTENTION = torch.ops.polyspec.attention.default
 ROTARY = torch.ops.polyspec.rotary_append.default
 LAYERS = 8
 TEXTS = [[3, 9, 27, 17, 4], [5, 6, 30]]
-# Heads of 32 are what the attention operator reads.
+# The attention operator reads heads of 32.
 WIDE: dict[str, Any] = {"hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 32, "inner": 48}
 FIRST = Variant("eagle1 of heads of 32", **WIDE)
 THIRD = Variant(
@@ -52,7 +52,7 @@ def features_of(v: Variant, layers: Sequence[int]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("v", KINDS, ids=lambda v: v.name)
 def test_eagle_against_the_reference(v: Variant, tmp_path: Path) -> None:
-    """Two rows of different lengths, and behind them rows that go on."""
+    """Two rows of different lengths, then rows that go on."""
     model = target_of(v)
     layers = v.aux_layers(LAYERS)
     weights = weights_of(v, LAYERS)
@@ -112,7 +112,7 @@ def test_attention_of_fused_layers(v: Variant, tree: Any, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_head_of_another_dtype_than_the_targets(dtype: torch.dtype, tmp_path: Path) -> None:
-    """The output head multiplies in the target's, whose it is."""
+    """The output head belongs to the target and multiplies in the target's dtype."""
     model = target_of(FIRST, dtype=dtype)
     level = ps.HuggingFaceLevel(model, pack=True)
     head = wide_head(tmp_path, level, dtype=torch.bfloat16)
@@ -127,7 +127,7 @@ def test_a_head_of_another_dtype_than_the_targets(dtype: torch.dtype, tmp_path: 
 
 
 def test_below_a_level_without_packed_weights(tmp_path: Path) -> None:
-    """Nor below a model. And what the head's products were is not touched."""
+    """Nor below a model. And the head's former products are unchanged."""
     level = ps.HuggingFaceLevel(target_of(FIRST))
     given = draft_input(TEXTS[:1], [3], told((-1,), features_of(FIRST, (-1,))[:1], [0]))
     for target in (level, level.model):
@@ -142,7 +142,7 @@ def test_below_a_level_without_packed_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
 def test_chains_say_what_the_target_says(tree: Any, tmp_path: Path) -> None:
-    """A chain's `pack` is that of a head which is given by its directory."""
+    """A chain's `pack` is the `pack` of a head loaded from its directory."""
     place, texts = save(FIRST, weights_of(FIRST, LAYERS), tmp_path), [[3, 9, 27], [5], [8, 1]]
     target = ps.Chain([target_of(FIRST)])
     wanted = target.generate(texts, 12, eos_token_id=[]).sequences
@@ -178,7 +178,7 @@ def pickled(one: Any) -> Any:
 @pytest.mark.parametrize(("way", "onednn"), [(copy.deepcopy, False), (pickled, True)])
 @pytest.mark.parametrize("kind", HEADS)
 def test_copies(kind, way, onednn, tmp_path, monkeypatch) -> None:
-    """A copy of a chain has packed weights of its own, and one output head for both again."""
+    """A copy of a chain has separate packed weights, and again one output head for both."""
     if onednn:
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     level = ps.HuggingFaceLevel(target_of(FIRST), pack=True)

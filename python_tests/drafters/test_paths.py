@@ -21,9 +21,6 @@ from polyspec_ext.runtime.plan import Operators
 PROMPT = [0, 1]
 
 
-# ---- the draft's cache, draws and batches --------------------------------------------------------
-
-
 @pytest.mark.parametrize("beam", [0.0, 2.0])
 @pytest.mark.parametrize("window", [[3], [2, 2]], ids=str)
 def test_the_accepted_path_stays_in_the_cache(monkeypatch, window, beam) -> None:
@@ -83,7 +80,7 @@ def test_paths_end_at_a_depth() -> None:
 
 
 def test_draws_are_keyed_by_path() -> None:
-    """Path k of a row draws as `ps.sample` does with node k, from the row of its own beginning."""
+    """Path k of a row draws as `ps.sample` does with node k, from the path's first row."""
     draft, chance = TreeLevel(5, 12), []
 
     def draw(logits: torch.Tensor, parameters: Any, positions: Any, rounds: Any, of: int, at: int,
@@ -140,7 +137,6 @@ def test_rounds_without_the_host(count: int) -> None:
 
 
 def test_its_steps_are_captured() -> None:
-    """Replayed by a recorder that stands in for CUDA graphs."""
     sharp = {"initializer_range": 0.2}
     target, draft = (level(i, 3 - i, f"level {i}", True, **sharp) for i in range(2))
     graphs = WatchedGraphs()
@@ -167,7 +163,8 @@ def test_rules_and_ends_of_a_text() -> None:
 @pytest.mark.parametrize("sync", [None, False])
 @pytest.mark.parametrize("middle", [False, True])
 def test_a_copy_in_the_target_s_cache(middle: bool, sync: bool | None) -> None:
-    """The copy's paths stand behind what the target has read, and go where it has read on."""
+    """The copy's paths follow the last token that the target has read, and go as the target reads
+    on."""
     target = ps.Level(tiny.path("target"))
     prompts = tiny.prompt_ids(list(tiny.QUESTIONS[:2]))
     plain = ps.Chain([target]).generate(prompts, 24, eos_token_id=[])
@@ -197,16 +194,13 @@ def test_more_is_accepted_from_more_paths() -> None:
     assert lengths[0.0][1] > 1.2 * lengths[0.0][0]
 
 
-# ---- what is refused -----------------------------------------------------------------------------
-
-
 def test_what_cannot_have_paths_is_named() -> None:
     with pytest.raises(ValueError, match=r"^plain: expected a level that reads trees for paths=2"):
         DraftModel(toy.ToyLevel(3, 1, name="plain"), paths=2)
     with pytest.raises(ValueError, match=r"^paths: expected at most the 3 ids drawn, given 4"):
         DraftModel(TreeLevel(3, 1), paths=4)
     drafter = DraftModel(TreeLevel(3, 1), paths=2)
-    assert drafter.capabilities.trees  # what trees are refused by refuses them
+    assert drafter.capabilities.trees
     with pytest.raises(TypeError, match=r"^levels\[0\] of 2: expected a model, given the drafter"):
         ps.Chain([drafter, TreeLevel(3, 2)])
     with pytest.raises(ValueError, match=r"^levels\[1\]: expected a model to draft 2 paths"):

@@ -15,8 +15,6 @@ from polyspec_ext.drafters import Context, Proposal
 
 
 class Reusing(toy.ToyLevel):
-    """A toy level of one row."""
-
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.output = Output()

@@ -87,7 +87,7 @@ def test_logits_of_any_stride_but_along_the_vocabulary(dtype: torch.dtype) -> No
 @pytest.mark.parametrize("faulty", range(3))
 @pytest.mark.parametrize("method", ["prefill", "select"])
 def test_methods_that_should_return_nothing(method: str, faulty: int) -> None:
-    """A coroutine that nobody awaits, a False that nobody reads."""
+    """A coroutine without an await, and a False that is not read."""
     chain = chain_with(faulty, method, lambda _: False, rows=4)
     text = f"^{NAMES[faulty]}: expected {method} to return None, given bool"
     with pytest.raises(TypeError, match=text):
@@ -126,7 +126,7 @@ PROMPTS = [[0, 1, 2], [2, 3]]
 
 
 def rolling(faulty: int, result: Callable[[list[int]], Any], rows: int) -> ps.Chain:
-    """Three levels, of which one rolls back to what `result` makes of the lengths."""
+    """Return three levels; one rolls back to `result` of the lengths."""
     kind: Any = toy.ToyLevel if rows == 1 else toy_rows.Rows
     made = [kind(V, 11 + i, name=name) for i, name in enumerate(NAMES)]
     right = made[faulty].rollback
@@ -148,8 +148,6 @@ def rolling(faulty: int, result: Callable[[list[int]], Any], rows: int) -> ps.Ch
 
 
 class Says:
-    """A drafter whose proposals are what `made` makes of k."""
-
     name = "the drafter"
 
     def __init__(self, made: Callable[[int], Any]) -> None:

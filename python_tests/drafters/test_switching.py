@@ -1,4 +1,4 @@
-"""Several drafters behind one target: right caches, the target's law, the better drafter."""
+"""Several drafters of one target: right caches, the target's law, the better drafter."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Random:
 
 
 def test_members_that_are_the_target_accept_everything() -> None:
-    """They could not with a cache that has missed tokens, or kept some that do not stand."""
+    """A cache that has missed tokens, or kept rejected tokens, would lower the acceptance."""
     levels = [toy.ToyLevel(50, 3) for _ in range(3)]
     other = toy.ToyLevel(50, 9)
     drafter = ps.SwitchingDrafter(
@@ -59,9 +59,6 @@ def test_members_that_are_the_target_accept_everything() -> None:
     chain = ps.Chain([levels[0], drafter], [3], policy=Honest(drafter))
     target = chain.generate([1], 200, 0.9, seed=4).stats.levels[0]
     assert target.num_accepted_tokens == target.num_draft_tokens > 0
-
-
-# ---- the choice ----------------------------------------------------------------------------------
 
 
 class Members:

@@ -35,7 +35,7 @@ def level_of(model: Any, words: list[str], **special: Any) -> ps.HuggingFaceLeve
 
 
 def permuted(model: Any, order: list[int]) -> Any:
-    """The same model, whose id i is ``order[i]`` of the other."""
+    """Return the same model with id i for ``order[i]`` of the other."""
     made = model_of(len(order))
     made.load_state_dict(model.state_dict())
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_rows_do_not_depend_on_each_other_nor_on_the_context(kinds: str) -> None
 
 
 def test_rows_of_one_pass_are_those_of_many() -> None:
-    """Also behind tokens that the model writes as several."""
+    """Also after tokens that the model writes as several."""
     target = level_of(model_of(4), ["a", "b", "c", "ab"])
     made = [TranslatedLevel(level_of(model_of(3, 1), ["c", "b", "a"]), target) for _ in range(2)]
     texts = torch.tensor([[0, 3, 1, 3, 2, 3], [1, 2, 0, 0, 0, 0]])
@@ -104,7 +104,7 @@ def test_rows_of_one_pass_are_those_of_many() -> None:
             logits = made[1].forward(block).logits[row, 0]
             if n >= begin:
                 torch.testing.assert_close(at_once.logits[row, n - begin], logits)
-    # What is rolled back is forgotten, also where it was encoded anew.
+    # Rolled back text is forgotten, also where it was encoded anew.
     for level in made:
         level.rollback(RowCounts([2, 1]))
     made[1].prefill(PromptBatch(texts[:, :2], [2, 1], 8))
@@ -166,14 +166,11 @@ def test_refusals() -> None:
         ps.Chain([level, target], [2], check_vocabulary=False)
 
 
-# ---- kinds of tokenizers -------------------------------------------------------------------------
-
 WRITTEN = "the cat and the hat were naïve; 日本語 \U0001f642\U0001f643 the caterpillar then sang"
 LEARNT = [WRITTEN, "the then them there", "cat caterpillar hat and were sang", "日本語 naïve"]
 
 
 def trained(kind: str, size: int) -> Any:
-    """A tokenizer of a kind, with an added and special tokens."""
     if kind == "characters":
         found = tokenizer_of(sorted({*"".join(LEARNT)}), False, eos_token="</s>")
         return with_added(found)

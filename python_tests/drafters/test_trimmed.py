@@ -86,7 +86,7 @@ def test_what_cannot_be_trimmed_is_refused() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2, sliding window"])
 def test_an_early_exit_has_the_rows_of_the_layers_alone(family: str) -> None:
-    """Logits are the head's behind layer k, whatever the target has read; weights are shared."""
+    """Logits are the head's after layer k, however far the target has read; weights are shared."""
     model = make(family, layers=3)
     owner = ps.Level(model)
     level = ps.early_exit(owner, 2)

@@ -189,7 +189,7 @@ def paths() -> list[Any]:
     return [tiny.path("target"), DraftModel(level, paths=3, beam=0.0)]
 
 
-# With the windows, and whether rules beside the grammar change logits.
+# With the windows, and whether other rules change logits too.
 FORCED: dict[str, tuple[Callable[[], list[Any]], list[int], bool]] = {
     "lookup": (lambda: [tiny.path("target"), ps.PromptLookup()], [6], False),
     "lookup, rules": (lambda: [tiny.path("target"), ps.PromptLookup()], [6], True),
@@ -204,7 +204,7 @@ FORCED: dict[str, tuple[Callable[[], list[Any]], list[int], bool]] = {
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", FORCED)
 def test_forced_tokens_are_free_drafts(kind, temperature, monkeypatch) -> None:
-    """Tokens that the grammar forces are proposed in front of a drafter's, and all accepted."""
+    """Propose forced tokens before a drafter's tokens, and accept all of them."""
     tokenizer = AutoTokenizer.from_pretrained(tiny.path("target"))
     schema = {
         "type": "object",
@@ -346,7 +346,7 @@ def test_masks_are_of_the_text_behind_the_prompt() -> None:
     assert all(a is b for a, b in zip(first, matcher.masks([B, B, A, A], 4), strict=True))
     for text, last in [
         ([A, B], [0b101]),
-        ([A, B, EOS], ended),  # nothing but EOS behind an EOS, as often as it is asked for
+        ([A, B, EOS], ended),  # nothing but EOS after an EOS, as often as it is asked for
         ([A, B, EOS, EOS], ended),
         ([A, B, EOS, A], nothing),
         ([A, EOS], nothing),

@@ -62,7 +62,7 @@ def generate(
     """Continue `prompt` with the distribution of levels[0]; see examples/one_screen.py."""
     text, last, steps = list(prompt), len(levels) - 1, [0] * (len(levels) + 1)
     cached = [len(text) - 1] * len(levels)
-    source = [0] * (len(text) - 1)  # the level whose state of each token the drafter reads
+    source = [0] * (len(text) - 1)  # by token, the level with the state that the drafter reads
 
     def draft(k: int) -> Draft:
         states = [levels[i](text)[1] for i in range(len(levels))]
@@ -107,7 +107,7 @@ def generate(
             r = ps.verify(p[None], tokens, torch.stack(q)[None] if q else None, **key, **sampling)
         kept, steps[i] = int(r.cache_lengths), steps[i] + 1
         text[begin:] = r.tokens[0, : int(r.num_emitted)].tolist()
-        # The latest pass tells its states, but for tokens that the target has read.
+        # The latest pass passes on its states, except of tokens that the target has read.
         told = range(cached[i] if i == 0 else max(cached[0], cached[i]), kept)
         source[kept:] = [i] * (kept - len(source))
         source[told.start : told.stop] = [i] * len(told)
@@ -126,7 +126,7 @@ def generate(
 
 
 class Level(StayingTrees):
-    """A level whose hidden states name it, and as the oracle reads it."""
+    """A level with hidden states that name the level, and as the oracle reads it."""
 
     def __init__(self, number: int, layers: int = 1, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(VOCAB, 11 + number, size=SIZE)
@@ -159,7 +159,7 @@ HEADS = [*any_head.KINDS, "eagle static"]
 
 
 class Forgetful(NamedTuple):
-    """A head that is told of the whole text before every draft."""
+    """A head that reads the whole text before every draft."""
 
     head: Any
     number: int
@@ -245,7 +245,7 @@ class Bush:
 
     def __init__(self, trees: bool) -> None:
         self.trees = trees
-        # By type and width, the logits of all forks: what was in them before is gone.
+        # By type and width, the logits of all forks: a new fork overwrites the old contents.
         self.memory: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
     def fork(self) -> Bush:
@@ -307,8 +307,6 @@ class Bush:
 
 
 class Stateless(NamedTuple):
-    """The same for the loop."""
-
     bush: Bush
     sampling: dict[str, Any]
 
@@ -330,7 +328,7 @@ class Stateless(NamedTuple):
     shapes(least=2), rows(PROMPTS, 20), st.lists(st.sampled_from(DTYPES), min_size=4, max_size=4)
 )
 def test_drafters_of_one_text(trees, shape, batch, dtypes) -> None:
-    """Fewer tokens than asked for, or none; drawn and deterministic ones, logits of any type and
+    """Fewer tokens than asked for, or none; drawn and deterministic tokens, logits of any type and
     width, with row statistics or without, in one batch and one row."""
     shape = shape._replace(tail=0 if trees else shape.tail, sync_each_step=None)
     bush = Bush(trees)

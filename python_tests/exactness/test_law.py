@@ -1,8 +1,8 @@
-"""What a chain emits has the target's distribution: every draw of chains with every feature is
+"""The output of a chain has the target's distribution: every draw of chains with every feature is
 enumerated, in rounds that the host follows and in rounds without the host.
 
-Levels are tables; scheduler, drafters and operators are the production ones. That mistakes show is
-shown by the faults of `mutations/faults.py`.
+Levels are tables; scheduler, drafters and operators are the production ones. The faults of
+`mutations/faults.py` show that the tests find mistakes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Feature:
         window, length: of the chain, and number of new tokens.
         more: further arguments of `Chain`; a policy as a function of the levels.
         sampling: arguments of `generate`.
-        rules, executors: those with which it runs: "h" with the host, "q" queued.
+        rules, executors: "h" runs with the host, "q" queued.
         most: of the total variation to the target's distribution.
     """
 
@@ -190,7 +190,7 @@ FEATURES: dict[str, Feature] = {
     # Ids past the target's are cut off before the draft is drawn, anywhere in the chain.
     "padded ids": Feature(sizes(2, 3, 4), [2, 1], 3, {"check_vocabulary": False}),
     "deterministic": Feature(plain(toy.with_lookup), [2, 2], 4, rules=BOTH),
-    # Tails: tokens of the drafter after those that the level below the target has verified.
+    # Tails: tokens of the drafter after the tokens that the level below the target has verified.
     "tail, [1, 1]": Feature(levels(3, 3), [1, 1], 3, {"tail": 1}, rules=BOTH),
     "tail, [1, 2]": Feature(levels(3, 2), [1, 2], 4, {"tail": 2}, rules=BOTH),
     "tail, [2, 1]": Feature(levels(3, 2), [2, 1], 4, {"tail": 1}, rules=BOTH, executors="hq"),
@@ -387,7 +387,7 @@ def test_the_law_of_every_row(name: str, sync: bool | None, tmp_path: Path) -> N
 
 
 def test_a_leak_of_a_tenth_is_seen() -> None:
-    # FlashInfer's frequency tests ask for a cosine > 0.99, which such a leak passes.
+    # FlashInfer's frequency tests ask for a cosine > 0.99; this leak passes.
     rng = np.random.default_rng(1)
     p, q = rng.dirichlet(np.ones(30), 2)
     leaky = 0.9 * p + 0.1 * q

@@ -27,7 +27,7 @@ def shipped(name: str) -> Any:
 
 
 def packed(names: tuple[str, ...]) -> list[Any]:
-    """Return levels whose logits do not depend on the batch."""
+    """Return levels with logits that do not depend on the batch."""
     return [
         ps.HuggingFaceLevel(shipped(name), name=f"{i}", pack=True) for i, name in enumerate(names)
     ]

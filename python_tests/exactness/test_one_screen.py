@@ -18,7 +18,7 @@ from polyspec_ext.levels.base import InputBlock, LevelOutput
 
 
 class Alone(ToyLevel):
-    """The level of one row, whose logits are as wide as the target's."""
+    """The level of one row, with logits as wide as the target's."""
 
     def __init__(self, vocab: int, seed: int, scale: float, above: int) -> None:
         super().__init__(vocab, seed, scale)
@@ -32,7 +32,7 @@ class Alone(ToyLevel):
 
 
 class Reusing(toy_rows.Staying):
-    """A level whose logits lie in a buffer that every pass writes anew."""
+    """A level with logits in a buffer that every pass overwrites."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)

@@ -1,4 +1,4 @@
-"""`ps.attach`: `model.generate` and what calls it run a chain, without a change of the call."""
+"""`ps.attach`: `model.generate` and its callers run a chain, without a change of the call."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_stop_strings_of_the_configuration(model, chain, inputs, tokenizer, owne
 
 
 def test_a_pipeline(model: Any, chain: ps.Chain, tokenizer: Any) -> None:
-    """Made before or after, of a prompt or a chat, with a string that stops it."""
+    """A pipeline from before or after, with a prompt or a chat, and a string that stops it."""
     generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
     chat = [{"role": "user", "content": QUESTION}]
     for prompt, more in (
@@ -130,7 +130,7 @@ def test_a_pipeline(model: Any, chain: ps.Chain, tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("how", ["attached", "attached, by position", "custom_generate"])
 def test_a_streamer_in_a_thread(how, model, chain, inputs, tokenizer) -> None:
-    """`generate` keeps its streamer from a custom loop, whose reader would wait for ever."""
+    """`generate` keeps its streamer from a custom loop; the reader would wait for ever."""
     wanted = tokenizer.decode(model.generate(**inputs, **OPTIONS)[0], skip_special_tokens=True)
     streamer = TextIteratorStreamer(tokenizer, timeout=60, skip_special_tokens=True)
     options = {**inputs, **OPTIONS, "streamer": streamer}
@@ -161,7 +161,7 @@ def test_a_streamer_ends_with_an_error(model, chain, inputs, tokenizer) -> None:
 
 
 def test_nested_and_interrupted(model: Any, chain: ps.Chain, inputs: dict[str, Any]) -> None:
-    """The chain attached last counts, and whatever was there before is left as it was."""
+    """The chain attached last counts, and the earlier state is restored."""
     alone = ps.Chain([model])
     run = lambda: model.generate(**inputs, **OPTIONS)  # noqa: E731
 
@@ -203,7 +203,7 @@ def test_of_another_model(model: Any, chain: ps.Chain, inputs: dict[str, Any]) -
 
 
 def test_an_encoder_decoder() -> None:
-    """Its levels encode what `generate` was given to encode."""
+    """Its levels encode the input of `generate`."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)

@@ -31,7 +31,6 @@ V, EOS, PAD = 24, 1, 0
 
 
 def llama(seed: int, vocab: int = V, scale: float = 0.6) -> Any:
-    """A small random model with sharp distributions."""
     sizes = {"hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 256}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": scale}
     ends = dict.fromkeys(["bos_token_id", "eos_token_id", "pad_token_id"])
@@ -56,7 +55,6 @@ def target() -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def chain(target: LlamaForCausalLM) -> ps.Chain:
-    """Three levels; the drafter's vocabulary is smaller."""
     return ps.Chain([target, near(target, 2), near(target, 3, V - 4, 0.2)], [3, 2])
 
 
@@ -72,7 +70,7 @@ def generate(chain: ps.Chain, **arguments: Any) -> Any:
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
-    """Outputs with scores: the same tokens, but for what follows a tie, and scores alike."""
+    """Compare outputs with scores: the same tokens up to a tie, and close scores."""
     width = theirs.sequences.shape[1] - len(theirs.scores)
     assert ours.sequences.dtype == theirs.sequences.dtype
     exact = torch.equal(ours.sequences, theirs.sequences)
@@ -123,7 +121,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_greedy_is_generate_itself(name: str, chain: ps.Chain, target: LlamaForCausalLM) -> None:
-    """A ragged batch, left-padded: tokens, shapes, scores and logits."""
     options = {**RAGGED, **DETAILS, "do_sample": False, "max_new_tokens": 14, **OPTIONS[name]}
     theirs = target.generate(**options)
     ours = generate(chain, **options)
@@ -138,7 +135,7 @@ def test_greedy_is_generate_itself(name: str, chain: ps.Chain, target: LlamaForC
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_trees_with_processors(batch: int) -> None:
-    """Every node is processed behind its own path: here no path may repeat a token of it."""
+    """Process every node after its path: here no path may repeat a token of it."""
     model = load_model(tiny.path("target"))
     head = ps.Eagle.from_pretrained(tiny.path("eagle2"), model, tree=ps.DynamicTree(3, 10))
     tree = ps.Chain([model, head], [3])
@@ -180,7 +177,7 @@ def test_the_shipped_chain() -> None:
     theirs = model.generate(**alone, **stopped)
     assert theirs.shape[1] < model.generate(**alone, **options).shape[1]
     assert torch.equal(generate(shipped, **alone, **stopped), theirs)
-    del stopped["tokenizer"]  # the one beside the weights
+    del stopped["tokenizer"]  # the tokenizer next to the weights
     assert torch.equal(generate(shipped, **alone, **stopped), theirs)
 
 
@@ -223,7 +220,6 @@ def test_half_precision(target: LlamaForCausalLM) -> None:
 
 
 def test_seeds(chain: ps.Chain) -> None:
-    """torch.manual_seed reproduces; seed= does without it; rows differ; greedy draws nothing."""
     options = {**ONE, "do_sample": True, "max_new_tokens": 12, "num_return_sequences": 3}
 
     def sampled(seed: Any = None, **more: Any) -> torch.Tensor:
@@ -268,7 +264,6 @@ class Recorder(BaseStreamer):
 
 @pytest.mark.parametrize("inputs", [ONE, RAGGED], ids=["one", "ragged"])
 def test_streamer(inputs: dict[str, Any], chain: ps.Chain, target: LlamaForCausalLM) -> None:
-    """The prompt, then one [B] per step, then the end: as `generate` does it."""
     options = {**inputs, "do_sample": False, "max_new_tokens": 14, "eos_token_id": [9, 14, 15]}
     theirs, ours = Recorder(), Recorder()
     sequences = target.generate(**options, streamer=theirs)
@@ -409,7 +404,7 @@ def test_no_padding_id(chain: ps.Chain) -> None:
 
 
 def test_text_of_a_model_that_sees_images() -> None:
-    """`generate` gives three planes of positions; those that an image moves are refused."""
+    """`generate` passes three planes of positions; positions moved by an image are refused."""
     torch.manual_seed(0)
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
@@ -431,7 +426,7 @@ def test_text_of_a_model_that_sees_images() -> None:
         require_supported(model.generation_config, {"pixel_values": torch.zeros(1)})
 
 
-# ---- what is refused -----------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def outside(
     """Return a text of a target outside.
 
     Args:
-        steps: again and again, how many drafts are wanted, and how many of those that are pending
-            the target verifies at most.
+        steps: repeated: how many drafts are wanted, and how many pending drafts the target verifies
+            at most.
     """
     drafts.add("text", PROMPT, seed=seed, **sampling)
     text = list(PROMPT)
@@ -226,7 +226,7 @@ VOCAB = 5
 
 
 class Alone:
-    """The same calls for each text in a chain of its own, which reads all of it anew."""
+    """The same calls for each text in a separate chain, which reads all of it anew."""
 
     def __init__(self, make: Callable[[], ps.DraftChain]) -> None:
         self._make = make
@@ -508,7 +508,7 @@ def test_vocabularies_of_different_sizes(size: int) -> None:
 
 
 def test_models_of_transformers() -> None:
-    """A target outside keeps its greedy text, and logits are those of texts read anew."""
+    """A target outside keeps its greedy text, and logits equal the logits of texts read anew."""
     prompt, length = [5, 17, 80, 3, 3, 41], 24
     target = ps.Chain([tiny.path("target")], pack=True)
     wanted = list(target.stream(prompt, length, eos_token_id=[]))
@@ -576,7 +576,7 @@ def test_what_is_refused() -> None:
 
 
 def test_drafts_do_not_repeat_the_draws_of_a_target_with_their_seed() -> None:
-    """Else a target equal to the first level would accept all of its own draws."""
+    """Else a target equal to the first level would accept all of the chain's draws."""
     levels = toy.make_levels(1, 64)
     drafts = drafting(levels)
     drafts.add("text", PROMPT, seed=5)

@@ -1,4 +1,5 @@
-"""Processors in front of the distribution: what transformers' list does, position by position."""
+"""Processors before the distribution: the same changes as transformers' list, position by
+position."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def allowed(row: int, sent: torch.Tensor) -> list[int]:
 
 @function_of_prefix
 def biased(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """A processor of one's own that writes in place."""
+    """A user's processor that writes in place."""
     for row, ids in enumerate(input_ids):
         scores[row, int(ids[-1])] += 3 + len(ids)
     return scores
@@ -135,7 +136,7 @@ def test_every_position_gets_what_generate_would_give_it(name: str, dtype: torch
 
 
 def test_every_processor_of_transformers_is_applied_or_refused() -> None:
-    """Refused ones are listed with a reason, all others compared."""
+    """List refused processors with a reason, and compare all others."""
     own = {type(processor).__name__ for make_list in OWN.values() for processor in make_list()}
     base = lp.LogitsProcessor
     every = {
@@ -190,7 +191,7 @@ def test_a_smaller_vocabulary() -> None:
 
 @pytest.mark.parametrize("width", [V - 3, V])
 def test_a_draft_with_no_token_left_drafts_from_its_own_logits(width: int) -> None:
-    """Forced to a token that it does not have, or (beyond what is committed) to none at all."""
+    """Forced to a token that it does not have, or (beyond the committed text) to none at all."""
 
     @function_of_prefix
     def nothing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -201,7 +202,7 @@ def test_a_draft_with_no_token_left_drafts_from_its_own_logits(width: int) -> No
     processor = only if width < V else nothing
     out = make([processor], committed=[3, 5]).apply(logits, prefix_of(1)[:6], 1)
     assert torch.equal(out, logits)
-    if width == V:  # the target's own position: no distribution, which the operators report
+    if width == V:  # the target's position: no distribution, which the operators report
         out = make([processor], committed=[3, 5]).apply(logits, prefix_of(1)[:5], 1)
         assert torch.isneginf(out).all()
 
@@ -218,7 +219,7 @@ def failing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     ("committed", "first", "raises"), [([3, 5], 5, True), ([3, 5], 6, False), ([3, 6], 6, True)]
 )
 def test_a_failure_on_a_drafted_text(committed: list[int], first: int, raises: bool) -> None:
-    """A draft level goes on with its own logits; the target's own block fails with a note."""
+    """A draft level goes on with unchanged logits; the target's block fails with a note."""
     logits = torch.randn(9 - first, V)
     ours = make([failing], committed=committed)
     if raises:
@@ -233,7 +234,7 @@ def test_a_failure_on_a_drafted_text(committed: list[int], first: int, raises: b
 
 @pytest.mark.parametrize("why", ["eos", "ruled out"])
 def test_a_failure_where_no_text_gets(why: str) -> None:
-    """Behind an EOS, or a token that the processors themselves have ruled out."""
+    """After an EOS, or a token that the processors have ruled out."""
 
     @function_of_prefix
     def never_six(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -249,12 +250,13 @@ def test_a_failure_where_no_text_gets(why: str) -> None:
         make([failing], committed=[3, 5]).apply(logits, prefix_of(1), 1)
 
 
-# ---- what cannot be applied ----------------------------------------------------------------------
+# ---- processors that cannot be applied -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("stated", [False, True])
 def test_a_users_processor_states_what_it_depends_on(stated: bool) -> None:
-    """And is called with one row. A subclass of transformers' own is a user's as well."""
+    """A processor is called with one row. A subclass of a class of transformers is a user's as
+    well."""
     rows = []
 
     class Penalty(lp.RepetitionPenaltyLogitsProcessor):
@@ -400,7 +402,7 @@ def test_ties_at_the_edge_of_top_p_all_stay() -> None:
 
 
 def test_the_configuration_that_generate_reads() -> None:
-    """Guards the assumption about the warpers' names in a list made by `generate`."""
+    """Check the names of the warpers in a list of `generate`."""
     config = GenerationConfig(do_sample=True, temperature=0.5, top_k=3, top_p=0.9, min_p=0.01)
     config._eos_token_tensor = None
     model = llama(0, 1, 8)

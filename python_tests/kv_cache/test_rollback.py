@@ -49,7 +49,7 @@ def test_first_tokens_of_any_number_need_no_mask(bucket: int) -> None:
         assert given["attention_mask"] is None
         assert given["position_ids"].tolist() == [list(range(tokens))]
         assert cache.rows.span == tokens
-    assert cache.inputs(3)["attention_mask"] is not None  # behind others
+    assert cache.inputs(3)["attention_mask"] is not None  # after others
     assert cache.rows.span % bucket == 0
     cache.reset()
     assert cache.inputs(9, [4, 8])["attention_mask"] is not None
@@ -61,7 +61,6 @@ def test_first_tokens_of_any_number_need_no_mask(bucket: int) -> None:
 
 
 def test_spans_grow_with_the_length() -> None:
-    """Few, whatever the length: 512 slots, 1024, 2048, ..."""
     rows = RollbackCache(CONFIGS["llama"], 1, capacity=1 << 17, bucket=512).rows
     spans = {n: rows.span_of(n) for n in range(1, 1 << 17)}
     assert set(spans.values()) == {512 << k for k in range(9)}
@@ -179,7 +178,7 @@ def test_bad_counts_set_a_status_and_keep_the_row() -> None:
 
 
 def test_a_new_batch_begins_with_zeros() -> None:
-    """A NaN in a hidden slot would spread, behind a rollback too."""
+    """A NaN in a hidden slot would spread, after a rollback too."""
     cache = RollbackCache(CONFIGS["llama"], 2, capacity=8)
     cache.inputs(4)
     states = torch.full((2, 2, 4, 8), torch.nan)

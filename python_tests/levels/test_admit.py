@@ -64,7 +64,7 @@ def test_a_text_without_tokens_takes_the_place_of_another() -> None:
 @pytest.mark.parametrize("left", [[], [0], [1, 2]])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_join_and_leave(kind: str, left: list[int]) -> None:
-    """Rows that left have memory that those which join are given."""
+    """Joining rows get the memory of rows that left."""
     level, lengths = running(kind)
     other, fresh = running(kind)[0], HuggingFaceLevel(make(kind))
     staying = [row for row in range(3) if row not in left]
@@ -78,7 +78,7 @@ def test_rows_join_and_leave(kind: str, left: list[int]) -> None:
     for row, keys in enumerate(before):
         assert all(map(torch.equal, keys_of(level, row, keys[0].shape[1]), keys))
     assert level.cache.lengths.tolist() == [*(lengths[row] for row in staying), *map(len, NEW)]
-    # Rows that joined go on as in a batch of their own, the others as without them.
+    # Joined rows go on as in a batch without the others, and the others as without joined rows.
     for _ in range(2):
         block = torch.arange(2 * (count + 2)).view(count + 2, 2)
         got = level.forward(InputBlock(block, 2)).logits

@@ -1,4 +1,4 @@
-"""Batches of a Hugging Face level (texts of random ones: exactness/test_model_screen.py)."""
+"""Batches of a Hugging Face level (texts of random batches: exactness/test_model_screen.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ IDS = torch.arange(3, 19).view(4, 4)
 
 
 def begun(model: Any, level: HuggingFaceLevel | None = None) -> HuggingFaceLevel:
-    """Return a level that has read the prompts."""
     level = level or HuggingFaceLevel(model)
     longest = max(map(len, PROMPTS))
     padded = torch.tensor([[*p, *[0] * (longest - len(p))] for p in PROMPTS])
@@ -42,7 +41,7 @@ def test_what_a_model_does_to_its_logits_still_happens() -> None:
 
 
 class Headless(torch.nn.Module):
-    """A head that keeps count of the hidden states it is given."""
+    """A head that counts the hidden states that it reads."""
 
     def __init__(self, head: Any) -> None:
         super().__init__()
@@ -68,7 +67,7 @@ def test_the_head_sees_no_more_than_is_kept() -> None:
 
 @torch.inference_mode()
 def test_a_row_of_nan_stays_its_own() -> None:
-    """What one row has in its cache does not reach its neighbours, nor the next batch."""
+    """The cache of one row does not reach its neighbours, nor the next batch."""
     level = begun(make("llama"))
     for layer in level.cache.layers:
         layer.keys[1].fill_(float("nan"))

@@ -28,7 +28,6 @@ def level(dtype: torch.dtype, **options: Any) -> ps.HuggingFaceLevel:
 
 
 def copy(dtype: torch.dtype, **options: Any) -> ps.HuggingFaceLevel:
-    """All of whose layers are in 4 bits."""
     return ps.HuggingFaceLevel(ps.quantize_w4(model(dtype=dtype), 32, head=True), **options)
 
 
@@ -112,7 +111,7 @@ def test_what_varies_is_told() -> None:
 
     small = {"num_attention_heads": 8, "head_dim": 16}  # of 16, which the operator does not read
     assert told(level(torch.float32)) == "block-invariant"
-    assert told(ps.HuggingFaceLevel(model(dtype=torch.float32))) == "cpu"  # nobody has looked
+    assert told(ps.HuggingFaceLevel(model(dtype=torch.float32))) == "cpu"  # not checked yet
     narrow = ps.HuggingFaceLevel(model(dtype=torch.bfloat16, **small), pack=True)
     assert told(narrow) == "block-invariant but for attention"
     assert narrow.varies == ("attention",)

@@ -14,8 +14,8 @@ class Launches(NamedTuple):
 
     layer: int  # of a decoder layer of the target
     copy_layer: int  # of a layer of its copy
-    plain: int  # of a step of the target alone, beside its layers
-    # Of a verification beside its layers: ends, rows, rule, and the states for the head.
+    plain: int  # of a step of the target alone, without its layers
+    # Of a verification without its layers: ends, rows, rule, and the states for the head.
     target: int
     copy: int
     draft: int  # of a draft of one token
@@ -26,7 +26,7 @@ class Launches(NamedTuple):
 # for tensors without data, and 1 or 2 kernels on a device.
 EAGER = Launches(52, 49, 43, 58, 83, 67, 50)
 FUSED = Launches(9, 9, 36, 45, 70, 42, 25)
-MOST = 20  # launches beside the passes
+MOST = 20  # launches without the passes
 CHAINS = {
     "target, draft": (["target", "draft"], [4]),
     "target, W4, draft": (["target", "W4", "draft"], [5, 3]),
@@ -78,7 +78,7 @@ def test_a_step_of_a_tree_has_its_count(name: str, rows: int) -> None:
 @pytest.mark.parametrize("fuses", [False, True])
 @pytest.mark.parametrize("name", [*CHAINS, *TREES])
 def test_rounds_that_the_host_follows_mix_no_devices(name: str, fuses: bool) -> None:
-    """Their counts are on the host, and what graphs read is on the device."""
+    """Counts are on the host, and the inputs of graphs are on the device."""
     parts, window = {**CHAINS, **TREES}[name]
     with launches(fuses, zeros=True):
         made = chain(parts, window, pack=fuses, graphs=True, sync_each_step=True)
@@ -91,7 +91,7 @@ def test_rounds_that_the_host_follows_mix_no_devices(name: str, fuses: bool) -> 
 @pytest.mark.parametrize("version", [1, 3])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_layer_of_a_head_is_nine_launches(version: int, rows: int) -> None:
-    """Operators of a layer without a mask; the first reads two states behind norms."""
+    """Operators of a layer without a mask; the first reads two states after norms."""
     name = "EAGLE" if version == 1 else "EAGLE-3"
     tokens = []
     for layers in (1, 2, 5):
@@ -130,5 +130,4 @@ def test_the_counts_of_bench_model_are_those_of_the_passes() -> None:
 
 
 def test_the_counts_without_fused_layers_are_about_those_of_transformers() -> None:
-    """Whose releases differ."""
     assert counts(fuses=False) == pytest.approx(EAGER, rel=0.1)

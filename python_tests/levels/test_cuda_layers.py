@@ -17,7 +17,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 def launches_of(
     family: str, layers: int, tokens: int, span: int, quantised: bool = False, batch: int = 1
 ) -> fake_cuda.Launches:
-    """Count those of a pass behind a text, in a cache of which it reads `span` slots."""
+    """Count the launches of a pass after a text, in a cache with `span` slots read."""
     with fake_cuda.launches() as counted, torch.no_grad():
         with torch.device("cuda"):
             given = model(family, layers)
@@ -96,7 +96,7 @@ def test_merged_weights_take_no_more_memory() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_operators_one_by_one_have_the_bits_of_one_call(family: str, dtype: torch.dtype) -> None:
-    """Behind texts of several lengths, with padding, and in a tree with a mask."""
+    """After texts of several lengths, with padding, and in a tree with a mask."""
     made = fused_copy(model(family, dtype=dtype))
     one, layers = fused.stacked_pass(made), fused.layer_operators(list(made.model.layers), True)
     assert one is not None

@@ -1,4 +1,4 @@
-"""Tests of the kinds of elements that a chain is made of, and of the words for them."""
+"""Tests of the kinds of elements of a chain, and of the words for them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_weights_that_are_not_the_models(weights, config, message, tmp_path) -> 
 
 
 def test_files_by_their_first_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever they are called; and pointers to files that are not there."""
+    """With any name; and pointers to missing files."""
     pytest.importorskip("gguf")
     from gguf_blocks import write_model
 

@@ -38,14 +38,14 @@ def t5(width: int, layers: int, seed: int, vocab: int = V) -> Any:
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() > 1:
-                # Positions tell, so that texts do not end in one token for ever.
+                # Positions differ, so that texts do not end in one token for ever.
                 p.normal_(0, 6.0 if "relative" in name else 0.6)
         model.shared.weight.normal_(0, 0.3)
     return model
 
 
 def cascade() -> list[Any]:
-    """Three sizes of which the smaller are near the larger, as trained ones are: cuts of one."""
+    """Return three sizes; the smaller are cuts of the largest, as near as trained models."""
     xxl = t5(32, 3, 1)
     models = [xxl]
     for seed, layers in ((1, 3), (2, 2)):

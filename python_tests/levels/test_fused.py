@@ -20,7 +20,7 @@ FUSED = ("RMSNorm", "MLP", "Attention", "DecoderLayer")
 
 
 def kinds(level: ps.HuggingFaceLevel) -> set[str]:
-    """Which kinds of modules are replaced, at every place or nowhere."""
+    """Return the replaced kinds of modules; a kind is replaced everywhere or nowhere."""
     found: dict[str, set[bool]] = {kind: set() for kind in FUSED}
     for module in level._runs.modules():
         for kind in FUSED:
@@ -36,13 +36,13 @@ def test_known_families(dtype: torch.dtype) -> None:
         ("llama", set(FUSED)),
         ("mistral", set(FUSED)),
         ("qwen2", set(FUSED)),
-        ("qwen3", set(FUSED)),  # whose heads have norms
+        ("qwen3", set(FUSED)),  # heads with norms
         ("gemma2", set()),
     ):
         assert kinds(ps.HuggingFaceLevel(model(family, dtype=dtype), pack=True)) == wanted
     copy = ps.quantize_w4(model("qwen2", dtype=dtype), 32)
     assert kinds(ps.HuggingFaceLevel(copy)) == set(FUSED)
-    assert kinds(ps.HuggingFaceLevel(model("qwen2", dtype=dtype))) == set()  # as it was given
+    assert kinds(ps.HuggingFaceLevel(model("qwen2", dtype=dtype))) == set()  # unchanged
 
 
 @DTYPES
@@ -122,7 +122,7 @@ def test_norms_of_heads_that_the_operator_does_not_have(change: str) -> None:
 
 
 def test_hooks_still_run() -> None:
-    """Those that hang on what a layer would pass by, and those of hidden states."""
+    """Hooks on parts that a layer would skip, and hooks of hidden states."""
     given, seen = model("qwen2"), []
     norm = given.model.layers[0].post_attention_layernorm
     norm.register_forward_hook(lambda *_: seen.append("norm"))

@@ -28,7 +28,7 @@ from gguf_blocks import TYPES, write_checkpoint, write_model
 from native_builds import run
 
 PROMPT = [5, 17, 80, 3, 3, 41]
-# As llama.cpp mixes them: other types for values, for what leads back, and for the head.
+# As llama.cpp mixes them: other types for values, down projections, and the head.
 MIXED = {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q5_0", "output": "Q8_0", "token_embd": "Q6_K"}
 KINDS = pytest.mark.parametrize("types", [MIXED, {"": "F16"}], ids=["blocks", "dequantised"])
 REAL = Path(os.environ.get("POLYSPEC_TEST_GGUF", "")) / "qwen0.5b.gguf"
@@ -78,7 +78,7 @@ def test_mixed_types(tmp_path: Path, family: str, tied: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", TYPES)
 def test_embeddings_are_the_dequantised_bits(tmp_path: Path, name: str, dtype: Any) -> None:
-    """Also those that Gemma 3 scales, and those that share blocks with the head."""
+    """Also embeddings that Gemma 3 scales, and embeddings that share blocks with the head."""
 
     def norms(tensors: dict[str, Any]) -> None:
         for i, name in itertools.product(range(2), ("post_attention", "post_ffw")):
@@ -224,7 +224,6 @@ ANY = {
 
 
 def put(writer: Any, key: str, value: Any) -> None:
-    """Put a value into a header, whatever is there."""
     for shard in writer.kv_data:
         shard.pop(key, None)
     add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
@@ -263,7 +262,7 @@ def test_what_a_header_must_say(tmp_path: Path, key: str) -> None:
 
 
 def test_a_number_for_each_layer_is_no_length(tmp_path: Path) -> None:
-    """An array was read as how many it has: two groups of keys, whatever it said."""
+    """An array was read as its length: two groups of keys for any contents."""
     file = tmp_path / "model.gguf"
     key = "llama.attention.head_count_kv"
     write_model(file, "llama", {"": "Q4_0"}, header=lambda w: put(w, key, [2, 2]))
@@ -303,7 +302,7 @@ def test_every_tensor_is_there_and_read(tmp_path: Path, family: str, types: dict
 @pytest.mark.parametrize("kind", ["Q8_0", "F16"])
 @pytest.mark.parametrize("names", [["q", "k", "v", "output"], ["q", "k", "v"], ["gate", "down"]])
 def test_biases_of_llama(tmp_path: Path, kind: str, names: list[str]) -> None:
-    """As of InternLM and Bielik. Those that a file does not have are 0."""
+    """As of InternLM and Bielik. Biases that a file lacks are 0."""
     file = tmp_path / "model.gguf"
     part = "ffn" if "down" in names else "attn"
     biases = [f"blk.{i}.{part}_{name}" for i in range(2) for name in names]
@@ -330,7 +329,7 @@ def test_biases_of_llama(tmp_path: Path, kind: str, names: list[str]) -> None:
 
 
 def test_experts_are_refused(tmp_path: Path) -> None:
-    """Refuse Mixtral, which was a dense model whose layers nothing had filled."""
+    """Refuse Mixtral, which was a dense model with unfilled layers."""
     file = tmp_path / "model.gguf"
 
     def change(tensors: dict[str, Any]) -> None:
@@ -377,8 +376,6 @@ def test_a_model_in_several_files(tmp_path: Path, family: str, types: dict[str, 
 
 
 def damaged(whole: bytes) -> dict[str, bytes]:
-    """Files whose header says what cannot be."""
-
     def behind(key: str) -> int:
         return whole.index(struct.pack("<Q", len(key)) + key.encode()) + 8 + len(key)
 
@@ -463,7 +460,7 @@ def test_chains_of_files(tmp_path: Path, pack: Any) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_file_in_float32_is_its_model(tmp_path: Path, tied: bool) -> None:
-    """Its chain is named after the file, and says what the model says."""
+    """The chain is named after the file, and generates the model's text."""
     model, file = small_models.make("llama"), tmp_path / "model.gguf"
     model.config.tie_word_embeddings = tied
     model.tie_weights()

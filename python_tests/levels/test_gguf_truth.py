@@ -1,4 +1,4 @@
-"""Levels and tokenizers of GGUF files against llama.cpp's own library, where it can be had."""
+"""Levels and tokenizers of GGUF files against llama.cpp's library, where it is available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hidden states of a level's passes are the model's; those gathered in front of a head."""
+"""Hidden states of a level's passes are the model's; so are the states gathered before a head."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = [100, 3, 5]  # far enough apart to be read in two groups
 
 @torch.inference_mode()
 def own_states(model: Any, text: list[int]) -> dict[int, torch.Tensor]:
-    """The model's own, ``[T, H]`` by layer."""
+    """Return the model's states, ``[T, H]`` by layer."""
     ids = torch.tensor([text])
     states = model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
     return {layer: states[layer][0] for layer in range(-1, len(states) - 1)}
@@ -40,7 +40,7 @@ def padded(rows: list[list[int]]) -> torch.Tensor:
 
 
 def require_states(level: HuggingFaceLevel, model: Any, layers: tuple[int, ...] = LAYERS) -> None:
-    """Of ragged prompts, of passes with rows out of step, and of what is read behind them."""
+    """Check states of ragged prompts, of passes with rows out of step, and of later reads."""
     whole = texts()
     expected = [own_states(model, text) for text in whole]
     read = list(LENGTHS)
@@ -135,7 +135,7 @@ def test_shared_caches() -> None:
         for layer in LAYERS if level is not other else ():
             given, wanted = out.hidden[layer][:, skipped:], expected[layer][None, 8 + skipped : 12]
             torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-4)
-    # Greedy text behind it is the owner's own.
+    # The next greedy text is the owner's.
     logits = levels[0].forward(InputBlock(torch.tensor([text[12:]]), 1)).logits[0, 0]
     with torch.inference_mode():
         whole = target(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
@@ -197,7 +197,7 @@ def test_states_of_a_users_level_are_checked(given, error, message) -> None:
 
 
 def test_states_that_nobody_asked_for_are_none() -> None:
-    """An empty dict is what `dict.fromkeys(block.hidden_layers, ...)` gives then."""
+    """Then `dict.fromkeys(block.hidden_layers, ...)` is empty."""
 
     class Empty(TreeLevel):
         def prefill(self, prompts: PromptBatch) -> Any:
@@ -238,7 +238,7 @@ def test_what_an_interrupt_leaves_behind_changes_no_later_pass(monkeypatch) -> N
 
 
 def test_another_thread_may_run_the_same_model() -> None:
-    """Two chains over one model, each in its thread: what one gathers is not the other's."""
+    """Run two chains over one model in two threads: each gathers its states only."""
     torch.manual_seed(0)
     head, states, others = torch.nn.Linear(6, 9), torch.randn(2, 5, 6), torch.randn(2, 5, 6)
     rows, found = torch.tensor([[0, 3], [4, 4]]), []

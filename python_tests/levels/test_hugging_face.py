@@ -38,9 +38,6 @@ def test_eos_of_the_generation_configuration() -> None:
     assert out.sequences.tolist() == [text[: first + 1]]
 
 
-# ---- refusals ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("family", "kind"),
     [("mamba", "a recurrent state"), ("qwen3_next", "a hybrid of attention and recurrent layers")],
@@ -109,9 +106,6 @@ def test_context_too_long() -> None:
     assert chain.generate(PROMPT, 122, eos_token_id=[]).sequences.shape == (1, 128)
 
 
-# ---- vocabularies --------------------------------------------------------------------------------
-
-
 def save_with_tokenizer(
     place: Path, words: list[str], vocab: int, seed: int, layers: int = 1
 ) -> Path:
@@ -145,7 +139,7 @@ def test_other_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     "sizes", [(64, 60), (64, 72), (60, 64), (64, 72, 60), (72, 64, 96)], ids=str
 )
 def test_padded_vocabularies(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    """The same tokenizer behind logits of different widths, wider or narrower than the target's."""
+    """The same tokenizer with logits of different widths, wider or narrower than the target's."""
     places = [
         save_with_tokenizer(tmp_path / str(i), WORDS, size, i) for i, size in enumerate(sizes)
     ]
@@ -169,7 +163,7 @@ def test_wider_draft_of_unknown_tokenizer_is_refused() -> None:
 
 
 def test_a_smaller_draft_never_reads_ids_that_it_does_not_know() -> None:
-    """Neither in the prompt nor of what the levels above have emitted, on either executor."""
+    """Neither in the prompt nor in tokens of the levels above, with either executor."""
     for sync in (True, False):
         target, middle, drafter = (
             HuggingFaceLevel(make("llama", layers, seed, vocab))
@@ -209,7 +203,7 @@ def test_a_target_is_bfloat16_where_it_is_packed_and_the_processor_multiplies_it
     assert str(wanted).removeprefix("torch.") in repr(ps.Chain([CHECKPOINT]))
     # Other weights round bfloat16 by the number of tokens in a pass.
     assert dtype_of(CHECKPOINT, pack=False) == torch.float32
-    # Named, it is what is named.
+    # A named dtype is kept.
     assert dtype_of(CHECKPOINT, dtype="float32") == torch.float32
     assert dtype_of(CHECKPOINT, dtype="auto", pack=False) == torch.bfloat16
 
@@ -226,9 +220,6 @@ def test_a_model_whose_bits_depend_on_the_width_of_a_pass_is_float32(tmp_path, m
     monkeypatch.setattr(sources, "multiplies_bfloat16", lambda: True)
     make("gpt2").to(torch.bfloat16).save_pretrained(tmp_path)
     assert dtype_of(str(tmp_path)) == torch.float32
-
-
-# ---- models that accelerate's hooks have spread over devices -------------------------------------
 
 
 def device_map(model: Any, offloaded: set[str]) -> dict[str, str]:

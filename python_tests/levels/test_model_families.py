@@ -44,12 +44,12 @@ class Scripted:
         return Proposal([(t + (i % 3 == 0)) % V for i, t in enumerate(text)][at : at + k])
 
 
-ADVANCING = (5, 24)  # releases of transformers whose caches can all be cut behind a pass
+ADVANCING = (5, 24)  # releases of transformers that can cut all caches after a pass
 ENCODED = [7, 31, 2, 60, 12]
 
 
 def encoded_of(model: Any) -> dict[str, Any]:
-    """What the chain's encoders read, if it has any."""
+    """Return the input of the chain's encoders, if any."""
     return {"encoder_input_ids": ENCODED} if is_encoder_decoder(model) else {}
 
 
@@ -87,7 +87,7 @@ def require_greedy_chains(model: Any, levels: list[Any], count: int) -> None:
 
     expected = texts(out.sequences.tolist())
     new = [text[len(p) :] for text, p in zip(expected, prompts, strict=True)]
-    assert max(len(set(tokens)) for tokens in new) > 1  # not what any bookkeeping would give
+    assert max(len(set(tokens)) for tokens in new) > 1  # a constant text would hide errors
     ties = sum(
         require_greedy(model, text, p, n)
         for text, p, n in zip(expected, prompts, lengths, strict=True)
@@ -230,7 +230,7 @@ def test_a_model_that_fails_behind_its_cache_is_refused(monkeypatch: pytest.Monk
 
 @torch.no_grad()
 def test_logits_that_tell_nothing_are_taken() -> None:
-    """Equal ones, and NaN, which is for the request to say."""
+    """Equal logits, and NaN, which is an error of the request."""
     for value in (0.0, float("nan")):
         model = llama()
         model.get_output_embeddings().weight.fill_(value)

@@ -72,7 +72,7 @@ def test_projections_of_one_input_are_one_product() -> None:
 
 
 class Crossed(nn.Module):
-    """Siblings that are not given the same input."""
+    """Siblings with different inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def test_siblings_with_different_inputs_are_told_apart() -> None:
 
 
 class Between:
-    """Makes a call in front of the n-th line of `code` that is run, as another thread may."""
+    """Makes a call before the n-th executed line of `code`, as another thread may."""
 
     def __init__(self, code: Any, at: int, call: Callable[[], object]) -> None:
         self._code, self._left, self._call = code, at, call
@@ -122,7 +122,7 @@ class Between:
 
 @torch.inference_mode()
 def test_threads_may_run_one_model_at_once() -> None:
-    """Of whose passes one falls between two lines of the other: all of it, or its beginning."""
+    """One of the passes falls between two lines of the other: all of it, or its beginning."""
     torch.manual_seed(0)
     made = products.replaced(Crossed(), products.is_plain, products.pack_linear)
     siblings = [made.q_proj, made.k_proj, made.v_proj]
@@ -215,7 +215,7 @@ def test_adapters_that_their_wrapper_takes_part_in(kind: str, options: Any, said
 
 
 class Computed(torch.Tensor):
-    """Weights that only products read, as those of torchao."""
+    """Weights that only products read, as in torchao."""
 
     values: torch.Tensor
 
@@ -273,7 +273,7 @@ def test_layers_of_one_input_are_one_product() -> None:
 
 
 def test_which_product_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
-    projections = 2 * 2 + 1  # those of one input are one, which is no module of the model
+    projections = 2 * 2 + 1  # projections of one input are one, which is no module of the model
     for dtype in (torch.float32, torch.bfloat16):
         made = ps.HuggingFaceLevel(model("qwen2", dtype=dtype), pack=True)._runs
         assert count(made, products.DenseLinear) == projections
@@ -321,7 +321,7 @@ def test_projections_stay_apart_where_the_model_needs_it(monkeypatch: pytest.Mon
 
 
 def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed models read keys as they lie, and the model keeps its own configuration."""
+    """Packed models read grouped keys without a copy, and the model keeps its configuration."""
     level = ps.HuggingFaceLevel(model(), pack=True)
     assert level.model.config._attn_implementation == "sdpa"
     attention = level._runs.model.layers[1].self_attn
@@ -444,8 +444,8 @@ def test_freed_memory_is_kept() -> None:
     [(torch.bfloat16, 1, False), (torch.bfloat16, 7, True), (torch.float32, 1, True)],
 )
 def test_logits_of_one_token_may_be_moved_by_rounding(monkeypatch, dtype, tokens, refused) -> None:
-    """States of some tokens are so large in some models that what 16 bits round away moves all of
-    their logits; where those of a whole text are others, the packed model is wrong."""
+    """States of some tokens are so large in some models that rounding to 16 bits changes all of
+    their logits; where the logits of a whole text differ, the packed model is wrong."""
 
     def move(module: nn.Module, inputs: Any, output: Any) -> None:
         output.logits[0, -tokens:] *= 2
@@ -493,7 +493,7 @@ def test_copies_are_the_bytes_and_do_not_overlap() -> None:
 def test_pages_are_huge() -> None:
     before = huge_bytes()
     kept = [in_huge_pages(random_bytes(20 * MIB, seed)) for seed in range(3)]
-    # What is at the ends of the memory may lie in small ones.
+    # The ends of the memory may lie in small allocations.
     assert huge_bytes() - before >= 50 * MIB
     assert kept[0].numel() == 20 * MIB
 
@@ -522,9 +522,6 @@ def test_threads_get_parts_of_their_own() -> None:
         thread.join()
     for number, parts in made.items():
         assert all((part == number).all() for part in parts)
-
-
-# ---- which levels are packed ---------------------------------------------------------------------
 
 
 def on(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:

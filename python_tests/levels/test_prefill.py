@@ -1,4 +1,4 @@
-"""Prompts of 4096 tokens in bounded memory, and ragged ones, whose rows are as if alone."""
+"""Prompts of 4096 tokens in bounded memory, and ragged prompts: rows are as if alone."""
 
 from __future__ import annotations
 

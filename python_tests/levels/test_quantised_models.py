@@ -1,4 +1,4 @@
-"""Quantised models as levels: 4-bit copies by a word, and somebody else's."""
+"""Quantised models as levels: 4-bit copies by a word, and quantised models of others."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from polyspec_ext.quantization.weights import weights_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:levels.*more parameters")
 
-# ---- 4 bits, by a word ---------------------------------------------------------------------------
-
 IDS = [1, 7, 300, 22, 5]
 
 
@@ -38,7 +36,6 @@ def text_of(chain: ps.Chain) -> list[int]:
 
 
 def test_stored_w4_a_copy_below_the_target(cache: Path) -> None:
-    """It shares the target's cache, and the text is the target's."""
     target = tiny.path("target")
     chain = ps.Chain([target, "w4", tiny.path("drafter")], [6, 3])
     assert chain.names == ["target", "w4", "drafter"]
@@ -71,7 +68,7 @@ def test_stored_w4_a_copy_as_the_target(cache: Path) -> None:
 
 
 def test_stored_w4_a_model_that_differs_in_one_weight_has_a_copy_of_its_own(cache: Path) -> None:
-    """Such as one that was trained further, in the rows of a few tokens."""
+    """As one with further training, in the rows of a few tokens."""
     model = load(tiny.path("target"), "auto").model
     first = stored_w4(model)
     layer = model.get_decoder().layers[0].mlp.down_proj
@@ -103,17 +100,13 @@ def test_stored_w4_where_it_cannot_stand(cache: Path) -> None:
 
 
 def test_stored_w4_on_the_command_line(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The copy's tokenizer is its model's."""
     words = ["generate", "Who wrote Hamlet?", "--target", f"w4:{tiny.path('target')}"]
     assert main([*words, "--middle", f"w4:{tiny.path('middle')}", "--max-new-tokens", "8"]) == 0
     assert capsys.readouterr().out.strip()
 
 
-# ---- somebody else's -----------------------------------------------------------------------------
-
-
 class Int8Linear(nn.Module):
-    """Weights of one byte and a scale per row, as loaders put them in place of `nn.Linear`."""
+    """Weights of one byte and a scale per row; loaders replace `nn.Linear` with it."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -126,7 +119,7 @@ class Int8Linear(nn.Module):
 
 
 class Int8Subclass(nn.Linear):
-    """A subclass whose weight is no floating-point tensor."""
+    """A subclass with a weight that is no floating-point tensor."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=False)
@@ -149,7 +142,8 @@ def replaced(model: Any, kind: Any, head: bool) -> Any:
 
 
 def dynamic(model: Any, head: bool) -> Any:
-    """torch's own, whose weights are no parameters and whose activations are quantised by pass."""
+    """Return torch's dynamic quantisation: weights are no parameters, activations are quantised by
+    pass."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         own = copy.deepcopy(model)
@@ -203,7 +197,7 @@ def test_a_target_with_one_scale_for_a_pass_decodes_alone() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", ["module", "subclass"])
 def test_a_quantised_target(kind: str) -> None:
-    """Exact for what it is, also beside linear layers that are packed."""
+    """Exact for its weights, also with packed linear layers."""
     target = MAKERS[kind](make("qwen2"), False)
     text = plain_greedy(target, PROMPT, 16)
     for pack in (False, True):

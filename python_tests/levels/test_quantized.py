@@ -1,4 +1,4 @@
-"""4-bit copies of models: error feedback, what a copy shares, saving and loading."""
+"""4-bit copies of models: error feedback, shared parts of a copy, saving and loading."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ def target() -> Any:
 
 @pytest.fixture(scope="module")
 def texts(target: Any) -> list[torch.Tensor]:
-    """What the target itself says to some questions."""
     prompts = tiny.prompt_ids(QUESTIONS) * 4
     out = ps.Chain([target]).generate(prompts, 60, 1.0, seed=list(range(16)))
     return [
@@ -94,7 +93,7 @@ def test_feedback_loses_less_than_rounding() -> None:
 
 
 def test_groups_of_the_largest_inputs_are_rounded_first() -> None:
-    """Wherever they stand: in another order of groups every group becomes what it became."""
+    """Compare with another order of groups: every group has the same result."""
     random = torch.Generator().manual_seed(0)
     weight = torch.randn(8, 128, generator=random)
     x = torch.randn(300, 128, generator=random) * torch.tensor(
@@ -123,7 +122,7 @@ def test_inputs_that_are_never_seen_do_no_harm() -> None:
 
 
 def test_calibration_holds_a_layer_at_a_time() -> None:
-    """Each layer reads the texts once, and what it would read in the whole model."""
+    """Each layer reads the texts once, with its input in the whole model."""
     model = llama(num_hidden_layers=5)
     texts = [torch.tensor(ids) for ids in ([3, 1, 4, 1, 5], [9, 2], list(range(30)))]
     layers = {name: x for name, x in model.named_modules() if isinstance(x, nn.Linear)}
@@ -242,7 +241,7 @@ def test_a_copy_with_its_head(tied: bool) -> None:
 
 
 def test_a_head_is_quantised_unasked_where_it_pays() -> None:
-    large, small = llama(), llama(vocab_size=8)  # 24 and 6 percent of what a pass would read
+    large, small = llama(), llama(vocab_size=8)  # 24 and 6 percent of a pass's bytes
     assert isinstance(ps.quantize_w4(large, 32).lm_head, Int4Linear)
     assert type(ps.quantize_w4(small, 32).lm_head) is nn.Linear
     assert isinstance(ps.quantize_w4(small, 32, head=True).lm_head, Int4Linear)
@@ -282,7 +281,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_layers_are_rounded_and_packed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than one layer's numbers are in memory beside the model and its copy."""
+    """Beyond the model and its copy, memory has the numbers of one layer at most."""
     order: list[str] = []
     rounds, packs = int4_weights.round_to_nearest, int4_weights.pack
 
@@ -395,11 +394,11 @@ def summed(tensors: Tensors, about: dict[str, str]) -> dict[str, str]:
 
 
 def kept(place: Path) -> tuple[Any, Path, Tensors]:
-    """A model, the file of its copy, and what that holds."""
+    """Return a model, the file of its copy, and the file's contents."""
     model = llama()
     ps.save_w4(ps.quantize_w4(model, 32, head=False), place)
     file = place / "int4.safetensors"
-    # Copies: what is loaded lies in the file itself, which is about to be written over.
+    # Copies: loaded tensors lie in the file, which is about to be written over.
     return model, file, {name: tensor.clone() for name, tensor in load_file(file).items()}
 
 
@@ -501,12 +500,12 @@ def test_a_chain_over_one_cache_says_what_the_target_says(temperature: float) ->
         out = chain.generate([1, 2, 3], 40, temperature, seed=4, eos_token_id=[])
         if temperature == 0:
             assert out.sequences.equal(alone.sequences)
-        # A random model's copy is close to it, and its drafts stand mostly.
+        # A random model's copy is close to it, and most drafts are accepted.
         assert out.stats.levels[0].draft_acceptance_rate > 0.7
 
 
 def test_the_form_of_torchs_operator_on_cuda() -> None:
-    """Shapes only: the operators' own checks, without values or a device."""
+    """Check shapes only, without values or a device."""
     random = torch.Generator().manual_seed(0)
     for outputs, inputs, group in (
         (24, 256, 128), (24, 1280, 256), (12, 128, 128), (1, 64, 64), (50, 160, 32),

@@ -1,6 +1,6 @@
-"""A model of `transformers` with a recurrent state in one file, through public names alone: what it
-has read is folded into a vector a row, so it goes back to checkpoints only, and keeps fewer tokens
-than it is asked to. The texts are those of a level that goes back to any token."""
+"""A model of `transformers` with a recurrent state in one file, through public names alone: text is
+folded into a vector a row, so it goes back to checkpoints only, and keeps fewer tokens than asked.
+The texts are the texts of a level that goes back to any token."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Folded(SequenceState):
         return {}
 
     def fold(self, x: torch.Tensor) -> torch.Tensor:
-        """The states ``[B, T, H]`` behind each of `x`."""
+        """Return the states ``[B, T, H]`` after each of `x`."""
         states = torch.full_like(x, float("nan"))
         for b, (row, count) in enumerate(zip(self.rows, self._counts, strict=True)):
             for t in range(count):
@@ -108,7 +108,7 @@ class FoldedModel(PreTrainedModel):  # type: ignore[misc]
 
 
 def folded_levels(every: Sequence[int], made: list[Folded]) -> list[ps.HuggingFaceLevel]:
-    """Levels of one model, each a little off; `made` gets their states as they come."""
+    """Return levels of one model, each a little off; `made` gets their states as they come."""
 
     def state(rows: int, every: int) -> Folded:
         made.append(Folded(rows, every))

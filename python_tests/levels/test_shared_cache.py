@@ -1,4 +1,4 @@
-"""Levels that share one cache: exact answers, one memory, and the target's own keys in it."""
+"""Levels that share one cache: exact answers, one memory, and the target's keys in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def own_keys(model: Any, tokens: list[int]) -> torch.Tensor:
 
 
 class Watched(HuggingFaceLevel):
-    """Compare the owner's keys in the cache with those that it computes alone."""
+    """Compare the owner's keys in the cache with keys computed alone."""
 
     def watch(self, tokens: list[int]) -> None:
         assert self._member is not None
@@ -80,7 +80,7 @@ def test_one_memory() -> None:
 
 
 def test_the_same_prompt_is_read_again() -> None:
-    """What a batch with the copy has left behind is nobody's later."""
+    """A later batch reads nothing that a batch with the copy has left."""
     target = make("llama")
     owner = HuggingFaceLevel(target)
     copy = HuggingFaceLevel(rough(target), shares_cache_with=owner)
@@ -116,7 +116,7 @@ def test_a_stream_ends_where_another_chain_takes_the_cache(streams: str) -> None
 
 
 def test_the_owner_of_a_cache_stands_above_the_levels_that_share_it() -> None:
-    """Elsewhere its keys would be read where the copy's own belong."""
+    """Elsewhere the owner's keys would be read instead of the copy's."""
     target, draft = make("llama"), make("llama", layers=1, seed=5)
     owner = HuggingFaceLevel(target, name="q")
     copy = ps.Level(rough(target), shares_cache_with=owner, name="w4")
@@ -138,7 +138,7 @@ def test_the_owner_of_a_cache_stands_above_the_levels_that_share_it() -> None:
 
 
 def test_what_one_copy_has_left_is_not_taken_for_anothers() -> None:
-    """Two copies, each of a chain of its own: texts and acceptance are those of a first call."""
+    """Use two copies in two chains: texts and acceptance equal the first call's."""
     target = make("llama")
     copies = [rough(target, seed=i) for i in (1, 2)]
     options: dict[str, Any] = {"temperature": 1.0, "eos_token_id": []}
@@ -197,7 +197,7 @@ class Rows:
         level.prefill(torch.tensor(tokens), counts)
 
     def forward(self, level: HuggingFaceLevel, behind: list[int | None]) -> None:
-        """Logits behind the last ``behind[b] + 1`` tokens of row b; None: it waits."""
+        """Return logits after the last ``behind[b] + 1`` tokens of row b; None: it waits."""
         read, owned = self.read[id(level)], list(self.read[id(self.owner)])
         given = [
             [] if k is None else row[n:] for row, n, k in zip(self.rows, read, behind, strict=True)
@@ -217,7 +217,7 @@ class Rows:
             torch.testing.assert_close(logits[b, : k + 1], expected, rtol=1e-3, atol=1e-3)
 
     def expected(self, level: HuggingFaceLevel, row: list[int], owned: int) -> torch.Tensor:
-        """Logits behind every token of `row` (0 for those not computed)."""
+        """Return logits after every token of `row` (0 where not computed)."""
         ids = torch.tensor([row])
         if level is self.owner:
             return level.model(input_ids=ids, use_cache=False).logits[0]
@@ -229,7 +229,7 @@ class Rows:
 
     def round(self) -> None:
         counts = [self.number(4) for _ in self.rows]
-        counts[self.number(len(counts))] = 2  # somebody drafts
+        counts[self.number(len(counts))] = 2  # at least one drafts
         for i in range(max(counts)):
             self.forward(self.draft, [0 if i < n else None for n in counts])
             for row, n in zip(self.rows, counts, strict=True):
@@ -275,7 +275,6 @@ def test_ragged_rows(family: str) -> None:
 
 @torch.inference_mode()
 def test_a_draft_that_looks_back_leaves_the_owners_keys() -> None:
-    """Logits behind tokens that the owner has read are there for the asking."""
     model = make("llama")
     owner, other = HuggingFaceLevel(model), rough(model, 0.1)
     draft = HuggingFaceLevel(other, shares_cache_with=owner)
@@ -320,7 +319,6 @@ LENGTHS = [20, 5, 26, 9]
 
 @pytest.mark.parametrize(("window", "shared"), [([4], 1), ([4, 2], 1), ([4, 2], 2)])
 def test_batches_through_the_chain(window: list[int], shared: int) -> None:
-    """Ragged prompts, and rows that leave."""
     target = make("llama")
     chain, _ = chains(target, shared, window)
     for _ in range(2):
@@ -329,9 +327,6 @@ def test_batches_through_the_chain(window: list[int], shared: int) -> None:
             text = plain_greedy(target, prompt, length)
             assert row[: len(text)] == text
             assert not any(row[len(text) :])
-
-
-# ---- rounds without host synchronisation ---------------------------------------------------------
 
 
 def of_one_cache(count: int, graphs: Graphs | None, policy: Any = None) -> ps.Chain:
@@ -362,7 +357,7 @@ def test_captured_steps_give_the_same_tokens(count: int, temperature: float) -> 
         assert got.sequences.equal(wanted.sequences)
         for mine, theirs in zip(got.stats.levels, wanted.stats.levels, strict=True):
             assert mine.acceptance_histogram == theirs.acceptance_histogram
-        # What the owner has read lies there as it computed it.
+        # The owner's keys lie there as computed.
         for b, row in enumerate(got.sequences.tolist()):
             length = len(prompts[b]) + 36
             expected = own_keys(owner.model, row[:length])
@@ -377,7 +372,7 @@ def test_rounds_are_captured_before_a_copy_begins(alone: bool) -> None:
     """Decode plainly by the owner: no copy has it read the text again."""
 
     class Later:
-        """A `WindowPolicy`: the copy drafts behind the first tokens."""
+        """A `WindowPolicy`: the copy drafts after the first tokens."""
 
         def next(self, report: Any) -> list[int]:
             return [4] if len(report.text) > len(PROMPT) + 20 and not alone else [0]

@@ -33,7 +33,7 @@ def _level(kind: str, dtype: torch.dtype, copy: bool) -> HuggingFaceLevel:
 
 
 class _Passes:
-    """Counts the passes that `StackedPass` has made, and can keep it from making any."""
+    """Counts the passes that `StackedPass` has built, and can prevent them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs, self.made = True, 0
@@ -93,7 +93,7 @@ def _everything(level: BatchedLevel) -> list[torch.Tensor]:
 @pytest.mark.parametrize("kind", _MODELS)
 def test_one_call_is_layer_by_layer_bit_for_bit(kind, dtype, copy, passes) -> None:
     level = _level(kind, dtype, copy)
-    _everything(level)  # whose first passes allocate the cache
+    _everything(level)  # its first passes allocate the cache
     before = passes.made
     at_once = _everything(level)
     assert passes.made - before == 8  # of nine, since one allocates its cache
@@ -120,7 +120,7 @@ def test_modules_with_hooks_are_called(passes: _Passes) -> None:
 
 @pytest.mark.parametrize("which", ["input_layernorm", "self_attn.k_norm"])
 def test_norms_that_were_changed_are_seen(which: str, passes: _Passes) -> None:
-    """They are the given model's own: new memory for them is not read at its old place."""
+    """They belong to the model: new memory is not read at its old address."""
     level = _level("qwen3", torch.float32, True)
     _everything(level)
     before = _everything(level)
@@ -139,7 +139,7 @@ def test_norms_that_were_changed_are_seen(which: str, passes: _Passes) -> None:
 
 def test_a_cache_that_the_call_does_not_take_is_left_to_the_model(passes: _Passes) -> None:
     level = HuggingFaceLevel(wide(), pack=True, streaming=16)
-    made = passes.made  # those that try the model with another cache
+    made = passes.made  # passes that try the model with another cache
     level.prefill(_tokens(1, 8))
     level.forward(_tokens(1, 1), 1)
     assert passes.made == made

@@ -1,4 +1,4 @@
-"""Models whose state cannot be cut: logits behind checkpoints, and chains of them."""
+"""Models with a state that cannot be cut: logits after checkpoints, and chains of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def made(family: str, **options: Any) -> StatefulLevel:
 
 @torch.inference_mode()
 def law(model: Any, text: list[int]) -> torch.Tensor:
-    """Logits behind each token, by one pass without a cache."""
+    """Return logits after each token, by one pass without a cache."""
     logits: torch.Tensor = model(input_ids=torch.tensor([text]), use_cache=False).logits[0]
     return logits
 
@@ -324,7 +324,6 @@ PACKED = [
 
 @pytest.mark.parametrize("family", PACKED)
 def test_packed_levels(family: str) -> None:
-    """Linear layers are packed; logits are those of the model."""
     level = made(family, pack=True)
     runs = list(level._runs.modules())
     assert not any(type(module) is torch.nn.Linear for module in runs)
@@ -346,7 +345,6 @@ def test_packed_levels(family: str) -> None:
 @pytest.mark.parametrize("place", [1, 2])
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "bamba"])
 def test_copies_of_4_bits_draft_and_verify(family: str, place: int, tmp_path: Path) -> None:
-    """Texts are the target's, logits near those of the model with rounded weights."""
     model = model_of(family)
     model.save_pretrained(tmp_path)
     places: list[Any] = [model_of("llama"), model_of("llama"), model_of("llama")]
@@ -412,7 +410,7 @@ def test_a_configuration_that_transformers_makes_no_cache_of() -> None:
 
 
 def test_a_state_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted mistake: the state keeps what was rejected."""
+    """Plant a mistake: the state keeps rejected tokens."""
     model = model_of("lfm2")
     monkeypatch.setattr("polyspec_ext.levels.stateful._copied", lambda values, *rest: dict(values))
     with pytest.raises(ValueError, match="does not: a relative difference"):
@@ -421,7 +419,7 @@ def test_a_state_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "mamba2"])
 def test_functions_that_do_not_advance_a_state_are_found(family, monkeypatch) -> None:
-    """A planted mistake: the state in front of a pass stays. Then tokens are read again."""
+    """Plant a mistake: the state before a pass stays. Then tokens are read again."""
     assert made(family).advances
     monkeypatch.setattr(
         "polyspec_ext.levels.stateful.Call.state", lambda call, count, before: before
@@ -430,7 +428,7 @@ def test_functions_that_do_not_advance_a_state_are_found(family, monkeypatch) ->
 
 
 def test_functions_are_watched_in_passes_of_levels_alone() -> None:
-    """Other calls of a model, in this thread or another, leave nothing behind."""
+    """Other calls of a model, in this thread or another, leave no trace."""
     level, model = made("qwen3_next"), model_of("qwen3_next")
     text = torch.tensor([[5, 17, 80, 3]])
     module = sys.modules[type(model).__module__]

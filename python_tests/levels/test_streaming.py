@@ -54,7 +54,8 @@ def test_passes_longer_than_the_slack_go_in_pieces() -> None:
     rows = level.forward(text[:, 10:30], 9)
     single = [one.forward(text[:, i : i + 1], 1) for i in range(10, 30)]
     assert rows.shape == (1, 9, V)
-    # Distances to the sinks are those of a pass's first query, so rows agree about, not exactly.
+    # Distances to the sinks are the distances of a pass's first query, so rows agree about, not
+    # exactly.
     near = (rows - torch.cat(single[-9:], 1)).abs().max()
     far = (rows - torch.cat(single[:9], 1)).abs().max()
     assert near < far / 2
@@ -89,7 +90,7 @@ def test_a_cache_of_ones_own_for_batches() -> None:
 
 
 def test_a_target_sees_its_whole_text() -> None:
-    """Behind a window of its own a target would have another distribution in blocks than alone."""
+    """With a window a target would have another distribution in blocks than alone."""
     target = make("llama")
     with pytest.raises(ValueError, match=r"levels\[0\]: .*a streaming cache"):
         ps.Chain([ps.Level(target, streaming=16), rough(target)], [4])

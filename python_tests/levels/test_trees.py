@@ -16,8 +16,8 @@ from polyspec_ext.kv_cache import layers, rollback
 from polyspec_ext.kv_cache.rollback import RollbackCache
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, PromptBatch, RowCounts
 
-# By row: prompt, tokens in front of the tree that were not read yet, parents of the nodes (-1: the
-# last of those), and the path that is accepted.
+# By row: prompt, unread tokens before the tree, parents of the nodes (-1: the last of the tokens),
+# and the accepted path.
 ROWS = [
     (11, 2, [-1, -1, 0, 1, 1, 4, 5], [1, 4, 5]),
     (4, 1, [-1, 0, 0, -1], [0, 2]),
@@ -34,7 +34,7 @@ def plain(model: Any, text: list[int]) -> torch.Tensor:
 def require_trees(
     level: HuggingFaceLevel, model: Any, rows: Any = ROWS, *, device: bool = False
 ) -> None:
-    """Twice, so that the second tree stands behind the path of the first."""
+    """Run twice: the second tree follows the path of the first."""
     random = torch.Generator().manual_seed(4)
 
     def some(count: int) -> list[int]:
@@ -99,7 +99,7 @@ def test_nodes_see_their_own_text(family: str, attention: str) -> None:
     adapter = level
     assert adapter.capabilities.trees
     require_trees(adapter, model)
-    require_trees(adapter, model, ROWS[:1])  # a single row, whose tree stands at the end
+    require_trees(adapter, model, ROWS[:1])  # a single row, with its tree at the end
 
 
 @torch.inference_mode()
@@ -151,7 +151,7 @@ def test_counts_lengths_and_paths_on_the_device() -> None:
 
 @torch.inference_mode()
 def test_shared_caches() -> None:
-    """The tree of a copy, here an exact one, stands behind what the owner has read."""
+    """The tree of a copy, here an exact one, follows the tokens that the owner has read."""
     target = make("llama")
     owner = HuggingFaceLevel(target)
     level = HuggingFaceLevel(copy.deepcopy(target), shares_cache_with=owner)
@@ -229,7 +229,7 @@ def _all_before(parents: torch.Tensor, depth: int | None = None) -> torch.Tensor
 
 @pytest.mark.parametrize("mistake", ["siblings are seen", "positions are slots", "path stays"])
 def test_a_model_that_reads_trees_wrongly_is_found(mistake, monkeypatch) -> None:
-    """As the probe finds out when the level is made."""
+    """The probe finds out when the level is built."""
     if mistake == "siblings are seen":
         monkeypatch.setattr(rollback, "ancestors", _all_before)
     elif mistake == "positions are slots":
@@ -252,7 +252,7 @@ def test_a_model_that_reads_trees_wrongly_is_found(mistake, monkeypatch) -> None
 
 
 class Wide:
-    """Proposes a tree of more nodes than its paths are long, behind short texts a deep one."""
+    """Proposes a tree of more nodes than its paths are long; after short texts a deep one."""
 
     name, trees = "wide", True
 
@@ -266,7 +266,7 @@ class Wide:
 
 
 def test_trees_up_to_the_end_of_the_context() -> None:
-    """Learned positions end there, for the padding beside a tree as well."""
+    """Learned positions end there, for the padding of a tree as well."""
     model = make("gpt2")  # of 128 positions
     chain = ps.Chain([HuggingFaceLevel(model), Wide()], [5])
     prompts = [[5, 17, 80] * 41, [9, 4], [7] * 125]

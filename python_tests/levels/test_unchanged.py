@@ -1,4 +1,4 @@
-"""A level whose model has changed refuses the next call, until it is as it was."""
+"""A level with a changed model refuses the next call, until the change is undone."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def moved(own: Any) -> Undo:
 def written(own: Any) -> Undo:
     weight = own.model.layers[0].mlp.up_proj.weight
     before = weight.data.clone()
-    weight.data += 0.1  # which the count of changes that torch keeps does not tell
+    weight.data += 0.1  # a change that torch does not count
     return lambda: weight.data.copy_(before)
 
 
@@ -198,6 +198,6 @@ def test_kept_prompts_are_of_the_model_as_it_is(change: Callable[[Any], Undo], p
     batch = chain.batch([text], 8, eos_token_id=[], cache_prompt=True)
     batch.advance()
     with torch.no_grad():
-        undo()  # while a text runs, whose keys are of both models
+        undo()  # while a text runs with keys of both models
     batch.complete()
     assert asked() == (*first[:2], 0) or change is added

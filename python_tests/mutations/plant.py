@@ -3,14 +3,14 @@
 
     python python_tests/mutations/plant.py                 every fault of faults.py
     python python_tests/mutations/plant.py NAME...         these
-    python python_tests/mutations/plant.py --search NAME   which tests catch it, of those that
-                                                           `make test` runs in the areas of the
-                                                           fault; --all: of all tests there
+    python python_tests/mutations/plant.py --search NAME   which tests catch it, of the tests
+                                                           in the fault's areas that `make test`
+                                                           runs; --all: of all tests there
 
 A fault is caught when a test that faults.py names for it fails, or takes longer than the limit,
-since some faults are endless loops. Faults of csrc are built first, in the copy: what the named
-tests need, for the plainest processor, because optimised loops for several processors take five
-times as long to compile. Exit status 1 and their names: some were not caught.
+since some faults are endless loops. Faults of csrc are built first, in the copy: only the targets
+that the named tests need, for the plainest processor, because optimised loops for several
+processors take five times as long to compile. Exit status 1 and their names: some were not caught.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def copied(folder: Path) -> Path:
 
 
 def build(tree: Path, tests: Iterable[str]) -> None:
-    """Build what `tests` need: programs of CTest, and for others the module."""
+    """Build the targets that `tests` need: programs of CTest, or the module."""
     programs = {test.partition("ctest ")[2] or "_C" for test in tests}
     paths = f"{TOOLS}{os.pathsep}{os.environ['PATH']}"
     variables = os.environ | {"POLYSPEC_CUDA": "OFF", "PATH": paths}
@@ -97,7 +97,7 @@ def _in_fork(tree: Path, words: Sequence[str], log: Path) -> None:
 
 
 def caught(tree: Path, tests: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Run tests in the copy, with pytest's `options`; return the names of those that failed."""
+    """Run tests in the copy, with pytest's `options`; return the names of failed tests."""
     failed = []
     nodes = [test for test in tests if not test.startswith("ctest ")]
     for name in (test.removeprefix("ctest ") for test in tests if test not in nodes):
@@ -156,7 +156,7 @@ def main() -> int:
     missed = []
     with tempfile.TemporaryDirectory(prefix="polyspec-mutations-") as folder:
         tree = copied(Path(folder))
-        # What is built last is the module of the last fault, so those of Python come first.
+        # The last build is the module of the last fault, so faults in Python come first.
         for fault in sorted(chosen, key=lambda fault: fault.file.startswith("csrc/")):
             began = time.perf_counter()
             tests = areas_of(fault) if args.search else fault.tests

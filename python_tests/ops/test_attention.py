@@ -89,7 +89,7 @@ def test_is_attention(heads: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 def test_scores_of_any_size() -> None:
-    """Scores whose exponentials would overflow, and a largest one that is met last."""
+    """Use scores with overflowing exponentials, and a largest score that is met last."""
     query, key, value = inputs(1, (2, 1), 2, 400)
     rising = torch.linspace(-300, 300, 400)[None, None, None].expand(1, 1, 2, 400).contiguous()
     for mask in (rising, rising.flip(-1).contiguous(), rising - 1000, 1e4 * rising):
@@ -103,7 +103,7 @@ def test_scores_of_any_size() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [270, 1034])  # within a span of keys, and across two
 def test_a_row_is_what_it_is_alone(length: int, dtype: torch.dtype) -> None:
-    """Whatever stands beside it, and behind what it sees."""
+    """With any other rows in the call, and any keys after the visible keys."""
     tokens = 20
     query, key, value = inputs(2, (6, 2), tokens, length, (64, 32), dtype)
     for hidden in (LOWEST[dtype], -torch.inf):
@@ -161,7 +161,6 @@ def test_lengths_are_what_their_mask_is(dtype: torch.dtype) -> None:
 
 
 def digest() -> str:
-    """Of a few results."""
     found = hashlib.sha256()
     for dtype in (torch.float32, torch.bfloat16):
         for tokens, length in ((1, 33), (5, 300), (2, 700)):

@@ -31,8 +31,8 @@ def compiled(source: str, folder: Path) -> Path:
 RULES = {"0": "by token", "1": "by block"}
 REQUESTS = {"0": "any", "1": "unfiltered", "2": "greedy"}
 
-# By kernel, of chains the rule, and what is known of the requests, in bfloat16. 64 are wanted:
-# greedy requests and plain sampling have it.
+# By kernel, of chains the rule, and known facts of the requests, in bfloat16. 64 are wanted: greedy
+# requests and plain sampling have it.
 BUDGET = {
     "sample_kernel any": 95,
     "sample_kernel unfiltered": 41,
@@ -114,8 +114,6 @@ def test_code_of_a_layer(source: str, tmp_path: Path) -> None:
         assert 0 < most[kernel] <= budget, f"{kernel}: {most[kernel]:.2f} KB"
 
 
-# ---- instructions of loops -----------------------------------------------------------------------
-
 PER_VECTOR = 8  # logits in 16 bytes
 
 
@@ -132,8 +130,8 @@ class Probe(NamedTuple):
     skips: bool = False
 
 
-# The most instructions per logit, and the least vectors under way. Of loops that skip vectors,
-# those of a vector that is skipped.
+# The most instructions per logit, and the least vectors under way. Loops that skip vectors count a
+# skipped vector.
 LOOPS = {
     Probe("maximum"): Loop(0.8, 4),
     Probe("mass"): Loop(15.8, 4),
@@ -173,7 +171,7 @@ def loops_of(code: list[str]) -> Iterator[tuple[int, int]]:
 
 
 class Way(NamedTuple):
-    """From a line to the loop's end: the way with most atomics, and of those the shortest."""
+    """From a line to the loop's end: the shortest of the ways with most atomics."""
 
     atomics: int = 0
     length: int = 0
@@ -213,8 +211,8 @@ def shortest(code: list[str], begin: int, end: int, rare: set[int]) -> Way:
 
 
 def hot_loop(code: list[str], probe: Probe) -> Loop:
-    """The loop with most vectors under way, and of those the shortest. What it runs in loops of
-    its own, for the few vectors that it does not skip, is not counted."""
+    """Return the shortest of the loops with most vectors under way. Inner loops, for the few
+    vectors that it does not skip, are not counted."""
     best: Loop | None = None
     found = list(loops_of(code))
     for begin, end in found:
@@ -235,7 +233,6 @@ def hot_loop(code: list[str], probe: Probe) -> Loop:
 
 
 def listing_of(source: str, folder: Path) -> str:
-    """Return the instructions of a file below csrc."""
     nvdisasm = disassembler()
     if nvdisasm is None:
         pytest.skip("needs nvdisasm")
@@ -315,7 +312,7 @@ def test_instructions_per_weight(int4_listing: str) -> None:
         assert sum("LDG.E.128" in x for x in loop) == tiles  # scales, once a group
         assert not any(re.search(r"\b(LDL|STL)\b", x) for x in loop)
         assert sum(bool(re.search(r"\bBAR\b", x)) for x in loop) == sharers - 1
-        # What follows the last product runs once a group.
+        # Code after the last product runs once a group.
         last = max(line for line, x in enumerate(loop) if "HMMA" in x)
         jump = next(line for line in range(last, len(loop)) if "BRA" in loop[line])
         target = re.search(r"L_x_\d+", loop[jump])

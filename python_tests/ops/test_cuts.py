@@ -15,7 +15,7 @@ B, K, V = 6, 3, 11
 
 @pytest.fixture
 def block(device: torch.device) -> dict[str, Any]:
-    """Blocks of which some tokens stand; few token ids, so that an EOS occurs."""
+    """Return blocks with some accepted tokens; few token ids, so that an EOS occurs."""
     draft = torch.randn(B, K, V, device=device)
     target = torch.randn(B, K + 1, V, device=device)
     target[:, :K] = draft + 0.3 * target[:, :K]
@@ -70,7 +70,7 @@ def test_a_fault_behind_the_end_is_not_reported(device: torch.device) -> None:
 
 
 def test_opcheck(block: dict[str, Any]) -> None:
-    logits = block["target_logits"]  # greedy blocks that stand as a whole: no NaN to compare
+    logits = block["target_logits"]  # fully accepted greedy blocks: no NaN to compare
     options: dict[str, Any] = {"draft_tokens": logits.argmax(-1)[:, :K], "temperature": 0.0}
     operator = torch.ops.polyspec.verify.default
     seen = arguments_of(operator, lambda: ps.verify(logits, **options, eos=[-1, -1], room=9))

@@ -37,7 +37,7 @@ def call(seed: int, **sampling: Any) -> tuple[dict[str, Any], np.ndarray]:
 
 
 def floats(statistics: np.ndarray) -> np.ndarray:
-    """max and threshold, [N, K, 2] float32, in place."""
+    """Return max and threshold, [N, K, 2] float32, as a view."""
     return statistics.view(np.float32)[..., :2]
 
 
@@ -86,7 +86,7 @@ def lower_max(statistics: np.ndarray, rng: np.random.Generator) -> None:
 
 
 S = 2 ** (62 - 6)  # the mass of the largest logit, V = 50
-# Seen whatever the row is.
+# Seen in any row.
 CAUGHT: dict[str, Forger] = {
     "zeros": zeros,
     "negative": negative,
@@ -99,7 +99,7 @@ CAUGHT: dict[str, Forger] = {
     "mass 0, 1 or less than the maximum's": put_mass(0, 1, 2, S - 1),
     "more mass than a row has": put_mass(V * S + 1, 2**62 + 1, -1, -(2**63)),
 }
-# Another row's, and whatever a row of its own could have.
+# Another row's, and possible for any row.
 SLIPPERY: dict[str, Forger] = {
     "random bits": random_bits,
     "another row's": roll,
@@ -112,7 +112,7 @@ SLIPPERY: dict[str, Forger] = {
 
 
 def assert_possible(r: ps.VerifyResult, target: torch.Tensor) -> None:
-    """Whatever the status: tokens in range, each with a probability under the target."""
+    """Check for any status: tokens in range, each with a probability under the target."""
     emitted = r.tokens >= 0
     assert (r.tokens < V).all()
     logits = target.gather(2, r.tokens.clamp_min(0)[..., None])[..., 0]

@@ -1,4 +1,4 @@
-"""The operators of the engine alone, `draw` and `put_rows`, and what they refuse."""
+"""The operators of the engine alone, `draw` and `put_rows`, and their errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ SEEDS = [5, 2**64 - 1, 77]
 def drawing(
     device: torch.device, dtype: torch.dtype = torch.float32, sampling: list[Sampling] = MIXED
 ) -> dict[str, Any]:
-    """Arguments of a draw of the second column."""
     made = RowParameters(BATCH, device).write(sampling, SEEDS)
     return {
         "logits": torch.randn(BATCH, 1, VOCAB, device=device).to(dtype),
@@ -42,7 +41,7 @@ def drawing(
 
 
 def placing(device: torch.device, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Arguments of `put_rows`; slot 3 is nobody's."""
+    """Return arguments of `put_rows`; slot 3 has no row."""
     return {
         "table": torch.randn(BATCH, ROOM, VOCAB, device=device).to(dtype),
         "statistics": torch.randint(99, (BATCH, ROOM, 2), device=device),
@@ -84,7 +83,7 @@ def test_draw_is_sample(dtype, column, strided, sampling, device) -> None:
     assert torch.equal(drawn[:, 0], wanted.tokens)
     for name, table in before.items():
         assert equal(own[name], table), name
-    # The next pass is given what was drawn, and may change it.
+    # The next pass reads the drawn tokens, and may change the tensor.
     drawn.zero_()
     assert torch.equal(own["tokens"], before["tokens"])
 
@@ -153,12 +152,12 @@ def test_put_rows(dtype: torch.dtype, known: bool, device: torch.device) -> None
                 if known:
                     wanted["statistics"][b, slot] = own["rows_statistics"][b, w]
     verification.put_rows(**own)
-    for name, table in wanted.items():  # but for what nobody reads
+    for name, table in wanted.items():  # without unread tables
         assert table is None or equal(own[name][:, :3], table[:, :3]), name
 
 
 def test_put_rows_of_a_large_vocabulary() -> None:
-    """By several threads, and in a table whose rows lie apart."""
+    """By several threads, and in a table with gaps between rows."""
     vocab, width = 150_000, 5
     whole = torch.zeros(2, 6, vocab + 3)
     table, rows = whole[..., :vocab], torch.randn(2, width, vocab)
@@ -191,7 +190,7 @@ PLACES: list[tuple[str, Any, str]] = [
 
 
 def test_rows_that_are_refused() -> None:
-    """On the CPU; elsewhere torch's own operators check."""
+    """On the CPU; elsewhere torch's operators check."""
     own = placing(torch.device("cpu"))
     before = own["table"].clone()
     for name, change, error in PLACES:

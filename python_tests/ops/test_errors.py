@@ -32,7 +32,7 @@ def verify_arguments() -> dict[str, Any]:
 
 
 meta = torch.device("meta")
-# argument, a wrong value, the error, what its text must hold: expected, then given
+# argument, a wrong value, the error, a part of its text: expected, then received
 SHARED = [
     ("temperature", -0.5, ValueError, ["finite number >= 0", "-0.5"]),
     ("temperature", float("nan"), ValueError, ["finite number >= 0", "nan"]),
@@ -212,7 +212,7 @@ def test_operators_check_what_memory_safety_needs() -> None:
 
 
 def test_cuda_logits_without_kernels_name_the_remedy() -> None:
-    """By the text of the stand-in for the kernels: no tensor is on a device that torch lacks."""
+    """By the text of the stub for the kernels: no tensor is on a device that torch lacks."""
     source = (Path(__file__).parents[2] / "csrc/src/cuda/stub.cpp").read_text()
     [text] = re.findall(r'"(this build of polyspec .*)"', source)
     error = verification.typed(RuntimeError(f"sample, a/b.hpp:1, polyspec: {text}"), "logits", None)

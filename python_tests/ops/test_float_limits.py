@@ -19,7 +19,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def rows(vocab: int, dtype: torch.dtype, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-    """Rows [V] of every kind, in the type's own extremes."""
+    """Return rows [V] of every kind, in the type's extremes."""
     most = torch.finfo(dtype).max
     tiny = torch.finfo(dtype).smallest_normal
     normal = rng.normal(0, 1, vocab)

@@ -23,7 +23,7 @@ FILTERS: tuple[dict[str, Any], ...] = (
 
 
 def blocks(batch: int, k: int, vocab: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Blocks of which about .7 of the tokens stand; rows start at any address."""
+    """Return blocks with about .7 of the tokens accepted; rows start at any address."""
     pad = 3
     draft = torch.randn(batch, k, vocab + pad)[..., :vocab]
     target = torch.randn(batch, k + 1, vocab + pad)[..., :vocab]

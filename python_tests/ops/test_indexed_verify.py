@@ -15,7 +15,8 @@ B, K, V, VD = 5, 3, 60, 50
 
 @pytest.fixture
 def block(device: torch.device) -> dict[str, Any]:
-    """A rectangular call: drafted blocks of which some stand, parameters of every request's own."""
+    """Return a rectangular call: drafted blocks with some accepted tokens, parameters by
+    request."""
     torch.manual_seed(3)
     draft = torch.randn(B, K, VD, device=device)
     target = torch.randn(B, K + 1, V, device=device)
@@ -59,7 +60,7 @@ def test_same_bits_however_the_rows_lie(block: dict[str, Any], ways: Any, rule: 
 def test_lengths_beside_offsets(block: dict[str, Any], ways: Any, rule: str) -> None:
     """Rows that are not used change nothing; without a bonus row there is no bonus."""
     seed, lengths = block["seed"], block["draft_lengths"]
-    more = torch.tensor([0, 2, 0, 0, 1], device=seed.device)  # rows beside those of draft tokens
+    more = torch.tensor([0, 2, 0, 0, 1], device=seed.device)  # further rows
     full = torch.nn.functional.pad(block["target_logits"], (0, 0, 0, 1), value=torch.nan)
     mask = torch.arange(K + 2, device=seed.device) < (lengths + more)[:, None]
     allowed = torch.randint(-(2**31), 2**31, (B, K + 1, 2), device=seed.device).int()
@@ -105,7 +106,7 @@ def test_lengths_beside_offsets(block: dict[str, Any], ways: Any, rule: str) -> 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_proposals_of_both_kinds(block: dict[str, Any], rule: str) -> None:
-    """A token without a draft row is one whose draft row is one-hot."""
+    """A token without a draft row is a token with a one-hot draft row."""
     call = pooled({**block, "draft_lengths": None, "rule": rule})
     call["draft_statistics"] = None
     certain = torch.zeros(B, K, dtype=torch.bool, device=call["seed"].device)
@@ -197,7 +198,7 @@ def test_wrong_offsets_are_named(block, change, texts) -> None:
 
 
 def test_opcheck_and_compile(block: dict[str, Any]) -> None:
-    """Greedy blocks that stand as a whole: opcheck compares outputs, and padding is NaN."""
+    """Use fully accepted greedy blocks: opcheck compares outputs, and padding is NaN."""
     logits = block["target_logits"]
     call = {**block, "draft_tokens": logits.argmax(-1)[:, :K], "draft_logits": logits[:, :K, :VD]}
     call |= {"temperature": torch.zeros_like(block["temperature"])}

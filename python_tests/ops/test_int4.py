@@ -55,7 +55,7 @@ def test_is_the_dequantised_product(group: int, dtype: torch.dtype) -> None:
             y = int4.product(x[:tokens], packed, outputs, group, float_scales=float_scales)
             assert y.dtype == dtype
             assert ((y.double() - wanted[:tokens]).abs() <= bound[:tokens]).all()
-            assert y.equal(alone[:tokens])  # a row is what it is alone
+            assert y.equal(alone[:tokens])  # a row in a batch equals the row alone
 
 
 def test_is_torchs_own_product() -> None:
@@ -114,7 +114,7 @@ def bytes_on_cuda(outputs: int, inputs: int, group: int) -> int:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("group", int4.GROUPS)
 def test_multiplies_where_the_weights_are(group, dtype, device) -> None:
-    """On the CPU, on CUDA, and on the stand-in for it, whose kernels take tensors on the CPU."""
+    """On the CPU, on CUDA, and on the stub for it, with kernels for tensors on the CPU."""
     for outputs, groups, wide in ((16, 3, 0), (70, 9, 0), (33, 1, 8), (40, 2, 3)):
         inputs = groups * group
         given = matrix(outputs, inputs, group, seed=outputs)

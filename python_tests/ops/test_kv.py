@@ -120,7 +120,7 @@ def test_sizes_and_pointers_are_refused() -> None:
 
 
 def test_opcheck() -> None:
-    """Schemas say what is written, and fake implementations agree with the real ones."""
+    """Schemas name the written arguments, and fake implementations agree with the real ones."""
     ops = torch.ops.polyspec
     tests = ("test_schema", "test_faketensor")
     a = arguments()

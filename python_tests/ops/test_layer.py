@@ -29,7 +29,6 @@ def turns(rows: int, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, tor
 
 
 def product(rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """Queries, keys and values of so many tokens."""
     return numbers(rows, (HEADS + 2 * GROUPS) * WIDTH, dtype=dtype)
 
 
@@ -71,7 +70,7 @@ def test_heads_are_turned_as_transformers_turns_them(dtype: torch.dtype) -> None
 
 @DTYPES
 def test_heads_have_norms_of_their_own(dtype: torch.dtype) -> None:
-    """As `rms_norm` of every head of queries and keys, behind the bias and before they turn."""
+    """As `rms_norm` of every head of queries and keys, after the bias and before the rotation."""
     x, bias, (cosine, sine) = product(6, dtype), product(1, dtype)[0], turns(1, 3, dtype)
     norms = [3 * numbers(WIDTH, dtype=dtype, seed=seed) for seed in (6, 7)]
     query, key, value = (
@@ -172,7 +171,6 @@ def test_threads_change_nothing() -> None:
 
 
 def digest() -> str:
-    """Of a few results."""
     found = hashlib.sha256()
     for dtype in (torch.float32, torch.bfloat16):
         for call in calls(dtype, 9):

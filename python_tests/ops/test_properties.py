@@ -81,7 +81,7 @@ def lay_out(rows: np.ndarray, dtype: torch.dtype, rng: np.random.Generator) -> t
 
 
 def words_of(allowed: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
-    """Pack allowed ids [..., V] into words, whose bits behind the vocabulary mean nothing."""
+    """Pack allowed ids [..., V] into words; bits after the vocabulary mean nothing."""
     vocab = allowed.shape[-1]
     bits = rng.random((*allowed.shape[:-1], -(-vocab // 32) * 32)) < 0.5
     bits[..., :vocab] = allowed
@@ -204,7 +204,6 @@ class Case:
 
 
 def statistics_of(words: torch.Tensor) -> tuple[float, ...]:
-    """Return mass, maximum and threshold."""
     return int(words[1]), *words.numpy().view(np.float32)[:2].tolist()
 
 
@@ -214,7 +213,7 @@ def same_bits(got: torch.Tensor, want: list[float]) -> bool:
 
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_every_token_is_recomputed(first: int) -> None:
-    """With Philox's draws, and with those of a caller."""
+    """With Philox's draws, and with a caller's."""
     for seed in range(first, first + 25):
         case = Case(seed)
         k = case.draft.shape[1]
@@ -280,7 +279,7 @@ def test_a_bad_row_stops_its_request_alone(value: float, rule: str) -> None:
         stopped += 1
         assert int(got.status[b]) == BAD[value] | (ps.Status.DRAFT_ROW if in_draft else 0), seed
         assert int(got.num_accepted[b]) == i
-        stands = i if by_token else 0  # a block verified as a whole has no prefix that stands
+        stands = i if by_token else 0  # a block verified as a whole has no accepted prefix
         tokens = case.tokens[b, :stands].tolist()
         assert got.tokens[b].tolist() == tokens + [-1] * (bad.shape[1] + in_draft - stands)
         assert got.logprobs[b, :stands].isfinite().all()
@@ -349,7 +348,7 @@ def test_a_length_out_of_range(rule: str, length: int) -> None:
 
 @RULES
 def test_every_path_of_a_tree_is_recomputed(rule: str) -> None:
-    """Trees whose children are drawn, deterministic, or both, from one row to the next."""
+    """Trees with drawn or deterministic children, or both, from one row to the next."""
     longest, rejected = 0, 0
     for seed in range(150):
         case = Case(seed)
@@ -363,7 +362,7 @@ def test_every_path_of_a_tree_is_recomputed(rule: str) -> None:
         drawn = rng.random(count) < 0.7
         own = np.argsort(np.where(case.ids < 0, vocab, case.ids))
         nodes = np.zeros((batch, n), np.int64)
-        # Row i of the draft is the one behind row i of the target; behind the last there is none.
+        # Row i of the draft follows row i of the target; after the last there is none.
         for b, (s, at, r) in enumerate(case.keys):
             depths = [0] * count
             for i, parent in enumerate(parents):
@@ -419,7 +418,7 @@ def test_every_path_of_a_tree_is_recomputed(rule: str) -> None:
 
 @RULES
 def test_siblings_of_a_tree_are_recomputed(rule: str) -> None:
-    """Five children drawn from one flat row: later ones stand as well."""
+    """Draw five children from one flat row: later children are accepted as well."""
     rng = np.random.default_rng(0)
     stood = set()
     for seed in range(200):
@@ -504,7 +503,7 @@ def test_zero_residual(rule: str) -> None:
     target = torch.zeros(1, 2, vocab)
     target[..., 7] = -20.0
     draft = target[:, :1].clone()
-    draft[..., 7] = -20.0 + 1e-4  # a token of probability 2e-12: what is left rounds to nothing
+    draft[..., 7] = -20.0 + 1e-4  # a token of probability 2e-12: the residual rounds to nothing
     for last in (0, 2**63, ALL_ONES):
         got = ps.verify(target, torch.tensor([[7]]), draft, rule=rule, draws=fixed(ALL_ONES, last))
         assert got.num_accepted.item() == 0
@@ -515,7 +514,7 @@ def test_zero_residual(rule: str) -> None:
 
 
 def sparse(elements: int) -> torch.Tensor:
-    """A float16 tensor of zeros whose pages cost nothing until they are written to."""
+    """Return a float16 tensor of zeros; its pages cost nothing until they are written to."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     return torch.frombuffer(mmap.mmap(-1, 2 * elements, flags), dtype=torch.float16)
 

@@ -16,7 +16,7 @@ WINDOWS, ROUNDS = (6, 2), (2, 0)
 
 
 def rows(batch: int) -> torch.Tensor:
-    """Rows of a prompt 5 6 7 whose last token no level has read."""
+    """Return rows of a prompt 5 6 7 with a last token that no level has read."""
     state = torch.zeros(batch, SHAPE.words, dtype=torch.int64)
     state[:, SHAPE.TOTAL], state[:, SHAPE.ROOM] = 3, 30
     for level in range(1, 4):
@@ -53,7 +53,6 @@ def test_a_draft() -> None:
 
 
 def test_opcheck() -> None:
-    """Schemas (what is written to), fake tensors and tracing."""
     state, form = rows(2), (SHAPE.levels, SHAPE.steps)
     torch.library.opcheck(torch.ops.polyspec.schedule_next, (state, *form, 3, 3))
     _, table = schedule.next_step(state, SHAPE, 3, 3)
@@ -116,9 +115,6 @@ def test_a_report_of_another_form_is_refused() -> None:
     assert state.equal(before)
 
 
-# ---- the rows as the runtime writes and reads them -----------------------------------------------
-
-
 def host(batch: int = 2) -> tuple[schedule.HostRounds, np.ndarray]:
     words = rows(batch).numpy()
     return schedule.HostRounds(SHAPE, words, np.full((batch, 1), 9)), words
@@ -158,7 +154,7 @@ def test_a_step_is_reported_to_the_rows_it_is_of_and_once() -> None:
     ],
 )
 def test_shapes_of_host_rounds(levels: int, steps: int, capacity: int, said: str) -> None:
-    """Without room for a step in the log, what a step has brought would be read elsewhere."""
+    """Without room for a step in the log, the tokens of a step would be read elsewhere."""
     shape = RoundShape(levels=levels, steps=steps, capacity=capacity)
     words = np.zeros((2, max(shape.words, 0)), np.int64)
     with pytest.raises(ValueError, match=said):

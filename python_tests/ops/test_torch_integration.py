@@ -12,7 +12,6 @@ import polyspec_ext as ps
 
 
 def per_request(batch: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Parameters that differ from request to request."""
     index = torch.arange(batch, device=device)
     return {
         "temperature": 0.6 + 0.05 * (index % 7),
@@ -28,7 +27,7 @@ def per_request(batch: int, device: torch.device) -> dict[str, torch.Tensor]:
 def block(
     batch: int, k: int, vocab: int, draft_vocab: int, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Drafted blocks whose tokens come from the draft rows, so that some are accepted."""
+    """Return drafted blocks with tokens from the draft rows, so that some are accepted."""
     draft = torch.randn(batch, k, draft_vocab, device=device)
     target = torch.randn(batch, k + 1, vocab, device=device)
     target[:, :k, :draft_vocab] = draft + 0.5 * target[:, :k, :draft_vocab]
@@ -53,7 +52,7 @@ def test_opcheck_sample(tensors: bool, device: torch.device) -> None:
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_opcheck_verify(rule: str, deterministic: bool, device: torch.device) -> None:
-    # Blocks that stand as a whole: opcheck compares outputs, and the padding of logprobs is NaN.
+    # Fully accepted blocks: opcheck compares outputs, and the padding of logprobs is NaN.
     logits = torch.randn(3, 3, 50, device=device)
     logits[..., 40:] = -torch.inf
     options: Any = {"target_logits": logits, "rule": rule, "draft_tokens": logits.argmax(-1)[:, :2]}
@@ -129,7 +128,7 @@ def test_strided_parameters(device: torch.device) -> None:
 
 
 def test_every_output_element_is_written(device, monkeypatch) -> None:
-    """Fresh memory is poisoned by torch here; what a call left unwritten would show it."""
+    """torch poisons fresh memory here; an element left unwritten would show it."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     options: dict[str, Any] = block(5, 3, 33, 33, device)
     options["target_logits"][1, 0, 3] = torch.nan  # stops request 1 at its first row

@@ -16,7 +16,7 @@ PARENTS = [-1, -1, 0, 0, 1, 2, 2]
 
 @pytest.fixture(params=["token", "block"])
 def tree(device: torch.device, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Drawn children behind the root and node 1, deterministic ones elsewhere."""
+    """Return a tree: drawn children of the root and node 1, deterministic children elsewhere."""
     torch.manual_seed(5)
     # (The CPU's random numbers on each device: the tests count paths.)
     pool = torch.randn(B * (N + 1) + 2, V).to(device)
@@ -151,7 +151,7 @@ def test_a_node_that_no_token_may_follow_is_a_leaf(device: torch.device) -> None
         leaf = rows.clone()
         leaf[0, dead] = -1
         want = ps.verify_tree(target, draft_logits=draft, draft_rows=leaf, **call)
-        # (The nodes above a leaf stand; a block with an error has none that do.)
+        # (The nodes above a leaf are accepted; a block with an error has none.)
         count = 1 if got.status else len(got)
         assert equal([got.status, *got][:count], [want.status, *want][:count])
         stood.append(int(got.status))
@@ -179,8 +179,8 @@ def test_faults_are_of_their_request(tree: dict[str, Any]) -> None:
     good = ps.verify_tree(**tree)
     bits = ps.Status
     for name, at, value, bit in [
-        ("parents", (2, 3), 3, bits.BAD_TREE),  # its own parent
-        ("parents", (2, 3), 5, bits.BAD_TREE),  # behind it
+        ("parents", (2, 3), 3, bits.BAD_TREE),  # itself
+        ("parents", (2, 3), 5, bits.BAD_TREE),  # a later node
         ("parents", (2, 3), -2, bits.BAD_TREE),
         ("draft_tokens", (2, 0), V, bits.TOKEN_OUT_OF_RANGE),
         ("draft_tokens", (2, 1), -1, bits.TOKEN_OUT_OF_RANGE),
@@ -299,7 +299,7 @@ def test_opcheck_compile_and_fake(tree: dict[str, Any]) -> None:
     call = {**tree, "temperature": 0.0, "depth": 3, "counts": None}
     call |= {"draft_logits": None, "draft_rows": None, "eos": 1, "parents": tree["parents"].clone()}
     call["draft_tokens"] = call["draft_tokens"].clone()
-    for node, parent in enumerate(PARENTS):  # paths of three that stand: no NaN to compare
+    for node, parent in enumerate(PARENTS):  # accepted paths of three: no NaN to compare
         best = call["target_logits"][:, parent + 1].argmax(-1)
         first = PARENTS.index(parent) == node
         call["draft_tokens"][:, node] = best if first else (best + 1) % V

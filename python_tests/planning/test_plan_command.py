@@ -1,4 +1,4 @@
-"""``python -m polyspec_ext plan``, on a chain of untrained models behind POLYSPEC_TINY."""
+"""``python -m polyspec_ext plan``, on a chain of untrained models of POLYSPEC_TINY."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_plan_says_what_the_load_does(capsys, monkeypatch, load, busy) -> None
 
 
 def test_what_nobody_named_is_considered(capsys, untrained, tmp_path, monkeypatch) -> None:
-    """Also by `generate --auto`, whose plan is kept."""
+    """Also by `generate --auto`, which keeps the plan."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     draft = str(untrained / "drafter")
     models = ["--target", str(untrained / "target"), "--pack", "off"]

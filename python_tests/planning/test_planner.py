@@ -1,4 +1,4 @@
-"""The planner on levels whose passes take a known time, by a clock that only they move."""
+"""The planner on levels with passes of a known time, by a clock that only passes move."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def error_of(one: planner.Candidate) -> float:
 def ran_again(
     plan: ps.Plan, some: Sequence[planner.Candidate], prompts: Sequence[Sequence[int]], repeats: int
 ) -> list[planner.Candidate]:
-    """With what they take, as `verify` runs them."""
+    """Return the candidates with their times, as `verify` runs them."""
     rows = measure.representative(prompts, plan.request.batch)
     runner = measure.Runner(plan.parts, rows[: len(plan.measured.prompts)], plan.request)
     return planner.with_rates(some, runner, repeats)
@@ -199,12 +199,11 @@ class SlowRows(Rows):
         return super().forward(tokens, keep, counts, first)
 
     def cost(self, batch: int, width: int) -> float:
-        """Of a pass, in `seconds`."""
         return (1 + 0.1 * batch) * (1 + 0.02 * width)
 
 
 def test_batches_are_planned(clock: Clock) -> None:
-    """Rows wait for the one with the most to read; complete ones leave."""
+    """Rows wait for the row with the most to read; complete rows leave."""
     given = [
         SlowRows(clock, "target", 0.1, 0.0),
         SlowRows(clock, "small", 0.004, 1.4),
@@ -291,7 +290,7 @@ def test_tails_are_predicted_as_they_run(clock: Clock, kind: str) -> None:
     for one in ran:
         assert one.length == pytest.approx(one.measured_length, rel=0.06), one
         assert abs(error_of(one)) < 0.06, one
-    if kind == "model":  # at these places the target accepts nothing that is looked up
+    if kind == "model":  # a longer window of looked-up tokens gains nothing here
         assert some[0].length < some[-1].length
 
 
@@ -348,7 +347,7 @@ def test_distributions_are_those_of_the_operators(rows: dict[str, Any]) -> None:
 
 
 class Guess:
-    """Samples from a fixed distribution: known by what came of its rounds only."""
+    """Samples from a fixed distribution: only the results of its rounds are known."""
 
     name = "guess"
 
@@ -385,7 +384,7 @@ def test_a_level_in_anothers_cache_may_stand_in_the_middle(clock: Clock) -> None
     assert [part.name for part in plan.parts] == ["target", "middle", "small"]
     (three,) = [one for one in plan.candidates if len(one.parts) == 3]
     (ran,) = ran_again(plan, [three], PROMPTS, 1)
-    # One acceptance for all places, where the levels agree in some more than in others.
+    # One acceptance for all positions, where the levels agree in some more than in others.
     assert ran.measured_length == pytest.approx(three.length, rel=0.15)
     assert error_of(ran) == pytest.approx(0, abs=0.25)
     assert three.length > 2
@@ -525,7 +524,7 @@ def test_a_draft_with_fewer_ids_may_be_anywhere_and_is_measured_by_them(clock: C
 
 
 def test_chains_have_at_most_four_levels(clock: Clock) -> None:
-    """The windows of longer ones would take minutes to choose."""
+    """The windows of longer chains would take minutes to choose."""
     models = [Part(level, f"{n}", True) for n in range(5) for level in levels(clock)[:1]]
     lookup = Part(ps.SuffixMatch(), "suffix", False)
     found = list(planner.chains([*models, lookup]))
@@ -553,7 +552,7 @@ def test_texts_that_end_with_an_eos(clock: Clock, eos: int) -> None:
 
 
 class Uneven(Slow):
-    """Passes take as long on average as `steady` ones, now and then much longer."""
+    """Passes take as long on average as `steady` passes, now and then much longer."""
 
     def __init__(self, clock: Clock, name: str, seconds: float, noise: float, seed: int) -> None:
         super().__init__(clock, name, seconds, noise)
@@ -622,7 +621,7 @@ def test_a_machine_that_changes_changes_all_predictions(clock, monkeypatch) -> N
 
 
 def test_trials_correct_predictions() -> None:
-    """By a chain's own trial, the more the longer it was; else by the mean of all."""
+    """By a chain's trial, the more the longer it was; else by the mean of all."""
     found = measure.Measured(None)
     assert found.factor((0, 1)) == 1
     found.trials[0, 1] = measure.Trial(2.0, 0.1, 64)
@@ -632,7 +631,7 @@ def test_trials_correct_predictions() -> None:
 
 
 def test_the_uncertainty_is_that_of_the_trial(clock: Clock) -> None:
-    """Rounds of one token each, whose times are spread as `Uneven` has them."""
+    """Run rounds of one token each, with times spread as in `Uneven`."""
     plan = ps.plan([Uneven(clock, "target", 0.1, 0.0, 1)], PROMPTS, 100, seconds=1e9)
     rounds = 2 * len(PROMPTS) * 100
     spread = (0.3**2 / 3 + 3.0**2 * 0.03 * 0.97) ** 0.5 / 1.09
@@ -650,7 +649,7 @@ def test_as_many_chains_are_tried_as_one_likes(clock: Clock) -> None:
     for count, wanted in ((0, 2), (1, 2), (None, 8)):
         plan = ps.plan(given, PROMPTS, 30, seconds=1e9, trials=count)
         assert len(plan.candidates) == 8
-        # Beside plain decoding; what is recommended has always been.
+        # Besides plain decoding; the recommended chain always has a trial.
         assert len(plan.measured.trials) == wanted
         assert plan.recommended.parts in plan.measured.trials
 
@@ -703,7 +702,7 @@ class Arithmetic(SlowRows):
 
 
 def test_windows_shrink_in_larger_batches(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To plain decoding, whose pass reads as many tokens at no cost."""
+    """To plain decoding: a plain pass reads as many tokens at no cost."""
     given = [Arithmetic(clock, "target", 0.1, 0.0), Arithmetic(clock, "small", 0.004, 0.25)]
     prompts = [[a, b] for a in range(6) for b in (1, 3, 5, 7)]
     for batch, windows in ((1, {5, 6, 7}), (3, {1, 2}), (8, {0})):

@@ -1,4 +1,4 @@
-"""The renewal model against the scheduler's own state rows."""
+"""The renewal model against the scheduler's state rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polyspec_ext.planning import theory
 from polyspec_ext.runtime.rows import StateRows
 
 PROMPT = 2
-EOS = 1  # where a text has room behind its end; every level has it there
+EOS = 1  # in a text with room after its end; every level has EOS there
 
 
 class RandomSeconds:
@@ -74,7 +74,6 @@ class Rows:
         self.state.write(rows, before, tail)
 
     def steps(self) -> Iterator[tuple[float, Step]]:
-        """Every step with its probability."""
         todo = {self._key(): (self.state.words.clone(), 1.0)}
         while todo:
             words, weight = todo.pop(next(iter(todo)))
@@ -176,7 +175,7 @@ def chains(draw: st.DrawFn, most: int) -> tuple[list[int], list[int], int]:
 @settings(max_examples=40)
 @given(chains(8), st.booleans(), st.sampled_from([None, None, 1, 2, 30]))
 def test_steps_are_those_of_the_state_rows(chain, proposals, more) -> None:
-    """`more`: tokens that the request allows behind an EOS at the end; None: none is there."""
+    """`more`: tokens that the request allows after an EOS at the end; None: none is there."""
     windows, rounds, tail = chain
     length, seconds = 9 - len(windows), RandomSeconds()
     room = None if more is None else length + more
@@ -258,7 +257,6 @@ def test_rows_of_a_batch_wait_for_each_other() -> None:
 
 
 def cut(text: theory.Acceptance, length: int) -> theory.Acceptance:
-    """Its last tokens."""
     assert text.remaining is not None
     at = len(text.remaining) - length
 
@@ -277,7 +275,6 @@ def cut(text: theory.Acceptance, length: int) -> theory.Acceptance:
 
 
 def behind(one: theory.Acceptance, other: theory.Acceptance) -> theory.Acceptance:
-    """Both texts."""
     assert one.remaining is not None
     assert other.remaining is not None
 

@@ -20,7 +20,7 @@ KEY = {"which": 0}
 
 
 class SlowLevel:
-    """A level whose passes take `cost` seconds per token."""
+    """A level with passes of `cost` seconds per token."""
 
     vocab_size, max_length = 11, 40
     now = 0.0  # of all levels
@@ -86,9 +86,6 @@ def test_slow_levels_are_timed_twice() -> None:
     level: Any = SlowLevel(3.0)
     pass_seconds([level], (1,), clock=lambda: SlowLevel.now)
     assert len(SlowLevel.passes) == 3  # and once untimed
-
-
-# ---- the store -----------------------------------------------------------------------------------
 
 
 def test_values_outlive_the_process(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The policies: the distribution stays the target's, and they choose what papers say."""
+"""The policies: the distribution stays the target's, and choices follow the papers."""
 
 from __future__ import annotations
 
@@ -33,9 +33,6 @@ def test_rows_of_a_batch(name: str) -> None:
     )
     plain = ps.Chain(levels[:1]).generate(prompts, lengths, eos_token_id=[])
     assert out.sequences.equal(plain.sequences)
-
-
-# ---- what they choose ----------------------------------------------------------------------------
 
 
 def rounds(
@@ -96,7 +93,7 @@ def test_naive_share_would_be_biased() -> None:
 
 
 def test_times_are_a_function_of_the_window() -> None:
-    """A target whose passes of more than four tokens take twice as long."""
+    """A target with passes of more than four tokens that take twice as long."""
 
     def steep(level: int, tokens: int) -> float:
         return 5e-4 * tokens if level == 2 else 1e-2 * (1 + (tokens > 4))
@@ -227,9 +224,6 @@ def test_cached_state_machine_finds_what_was_there_before() -> None:
     assert told([1, 2, 9, 9, 1, 2, 7, 9, 9, 1, 2], 2, 4, 1) == [1]  # after (1, 2) none was accepted
 
 
-# ---- the model -----------------------------------------------------------------------------------
-
-
 def test_renewal_round() -> None:
     tokens, passes, verified = _C.renewal_round([0.8], [4])
     assert tokens == pytest.approx((1 - 0.8**5) / 0.2)
@@ -255,9 +249,6 @@ def test_renewal_model_is_the_planners(windows: list[int], bounded: bool) -> Non
         assert passes == pytest.approx((theirs.steps.sum(0) / theirs.rounds.sum()).tolist())
         per_pass = [own * many for own, many in zip(verified, passes, strict=False)]
         assert per_pass == pytest.approx(theirs.verified.tolist(), abs=1e-9)
-
-
-# ---- how they are named --------------------------------------------------------------------------
 
 
 def test_names() -> None:

@@ -48,7 +48,7 @@ class Simulated:
         self.caught_up: list[int] = []
 
     def text(self, costs: Costs, accept: float, length: int, prompt: int = 40) -> float:
-        """Decodes a text; what it took over the plain passes of as many tokens."""
+        """Decode a text; return its time over the plain passes of as many tokens."""
         tokens, missed, spent = [1] * prompt, prompt, 0.0
         report = RoundReport(0, self.windows, tokens, 0)
         while len(tokens) < prompt + length:
@@ -86,7 +86,7 @@ def best_fixed(costs: Costs, accept: float) -> float:
 @pytest.mark.parametrize("accept", [0.0, 0.3, 0.7, 0.85, 0.95])
 @pytest.mark.parametrize("name", BY_TIMES)
 def test_drafting_that_loses_costs_little(name: str, accept: float, length: int) -> None:
-    """At most 1.03 times plain decoding, and no more than `guard_share` behind the first texts."""
+    """At most 1.03 times plain decoding, and after the first texts no more than `guard_share`."""
     assert best_fixed(NARROW, accept) == 1
     run = Simulated(policies.named(name))
     for _ in range(1000 // length):
@@ -102,8 +102,8 @@ def test_drafting_that_loses_costs_little(name: str, accept: float, length: int)
 
 @pytest.mark.parametrize("name", [*BY_TIMES, "cached-fsm", "fixed"])
 def test_plain_passes_are_timed_by_themselves(name: str) -> None:
-    """Any pass with drafts takes nearly three plain ones: a line through all widths takes plain
-    passes for dearer than they are, and losses for gains."""
+    """Any pass with drafts takes nearly three plain passes: a line through all widths would
+    overrate the cost of plain passes, and count losses as gains."""
     costs = Costs(lambda tokens: 2.9 + 0.1 * tokens if tokens else 1.0, 0.3, 0.01)
     assert best_fixed(costs, 0.85) == 1
     run = Simulated(policies.POLICIES[name](guard=True))
@@ -123,7 +123,7 @@ def test_drafting_that_wins_is_as_fast_as_the_best_window(name: str, accept: flo
 
 @pytest.mark.parametrize("name", BY_TIMES)
 def test_begins_plainly_and_then_with_few_tokens(name: str) -> None:
-    """What rules drafting out is known before a wide window was tried."""
+    """The facts that rule drafting out are known before a wide window was tried."""
     run = Simulated(policies.named(name), windows=[9])
     run.text(NARROW, 0.7, 40)
     assert run.drafted[:2] == [0, 2]
@@ -136,7 +136,7 @@ def test_begins_plainly_and_then_with_few_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_TIMES)
 def test_trials_become_rare_and_are_paid_for(name: str) -> None:
-    """The tokens between one trial and the next, and that share of them is what a trial costs."""
+    """Count the tokens from trial to trial; a trial costs that share of them."""
     run = Simulated(policies.named(name))
     free = Costs(NARROW.verify, NARROW.draft, 0.0)
     run.text(free, 0.5, 8000)
@@ -147,8 +147,6 @@ def test_trials_become_rare_and_are_paid_for(name: str) -> None:
 
 
 def test_share_of_trials() -> None:
-    """More of it is more trials."""
-
     def asked(share: float) -> int:
         run = Simulated(policies.Joint(guard_share=share))
         for _ in range(40):
@@ -162,8 +160,7 @@ def test_share_of_trials() -> None:
 
 @pytest.mark.parametrize("name", BY_TIMES)
 def test_a_drafter_far_behind_waits_for_the_next_text(name: str) -> None:
-    """To read what it has missed costs more with every token, and is cheapest where a text
-    begins."""
+    """To read missed tokens costs more with every token, and is cheapest at the begin of a text."""
     run = Simulated(policies.named(name))
     run.text(NARROW, 0.7, 4000)
     assert run.caught_up == [41]
@@ -182,7 +179,7 @@ def test_drafting_that_begins_to_win_is_found(name: str) -> None:
 
 
 def test_texts_that_end_before_drafts_have_paid_for_the_prompt() -> None:
-    """Drafting wins token by token, but not what the drafter took to read the prompts."""
+    """Drafting wins token by token, but not the time in which the drafter reads the prompts."""
     costs = Costs(WIDE.verify, WIDE.draft, 0.05)
     run = Simulated(policies.Joint())
     for _ in range(300):
@@ -216,11 +213,8 @@ def test_one_slow_step_is_not_what_steps_cost(name: str, level: int) -> None:
     assert run.text(WIDE, 0.8, 1000) < 0.6  # and not 1, plain decoding
 
 
-# ---- batches -------------------------------------------------------------------------------------
-
-
 FREE = 8  # tokens of a pass that memory bounds; from there on arithmetic does
-DRAFT = 0.1  # of such a pass, a pass of the drafter
+DRAFT = 0.1  # a pass of the drafter, as a part of that pass
 
 
 def verify(batch: int, window: int) -> float:
@@ -257,7 +251,7 @@ class Rows:
         self.random = random.Random(3)
 
     def texts(self, rounds: int) -> float:
-        """Plain passes of such a batch per token of a row, of these rounds."""
+        """Return the cost of these rounds, in plain passes of the batch per token of a row."""
         batch, spent, tokens = len(self.accept), 0.0, 0
         alone = verify(batch, 0)
         reports = [RoundReport(n, [4], [1] * 9, 0, (), batch) for n in range(batch)]
@@ -287,8 +281,8 @@ class Rows:
 
 @dataclass
 class Served:
-    """Rows whose texts end after 16 tokens, when another with a long prompt takes their place: the
-    drafter reads a prompt as it comes, or, behind plain decoding, with all that it has missed."""
+    """Rows with texts that end after 16 tokens; then another with a long prompt follows: the
+    drafter reads a prompt as it comes, or, after plain decoding, with all missed tokens."""
 
     policy: policies.WindowPolicy
     accept: float
@@ -381,7 +375,8 @@ def test_windows_shrink_as_rows_become_more(name: str) -> None:
 @pytest.mark.parametrize("accept", [0.0, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("name", [*BY_TIMES, "cached-fsm", "fixed"])
 def test_no_batch_is_slower_than_its_plain_decoding(name: str, accept: float) -> None:
-    """Eight rows fill a pass: each token more costs what a plain one does, and the draft."""
+    """Fill a pass with eight rows: each further token costs as much as a plain one, and the
+    draft."""
     assert best([accept] * 8)[0] == 0
     run = Rows(policies.POLICIES[name](guard=True), [accept] * 8)
     run.texts(60)
@@ -417,7 +412,7 @@ def test_another_batch_is_measured_anew(name: str) -> None:
     many = Rows(policy, [0.8] * 8)
     many.texts(50)
     assert many.windows[:3] == [[0] * 8, [2] + [0] * 7, [2] * 8]
-    assert [0] * 8 in many.windows[3:6]  # looked at again behind the first round, which is slower
+    assert [0] * 8 in many.windows[3:6]  # tried again after the first round, which is slower
     assert many.windows[-30:] == [[0] * 8] * 30
     assert many.spent < many.tokens / 8 + 16
     again = Rows(policy, [0.8])
@@ -426,7 +421,7 @@ def test_another_batch_is_measured_anew(name: str) -> None:
 
 
 class Told:
-    """Keeps what a policy is told of batches."""
+    """Keeps the observations of batches that a policy gets."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []

@@ -20,9 +20,6 @@ def make(count: int, vocab: int, at_once: bool) -> list[Any]:
     return [kind(vocab, 11 + i) for i in range(count)]
 
 
-# ---- what a policy is told, and what becomes of its windows --------------------------------------
-
-
 def test_reports() -> None:
     """Reports come per row and round: committed text, new tokens and steps of the last round."""
     policy = Random(3)
@@ -46,7 +43,7 @@ def test_reports() -> None:
         assert at < len(prompt) + out.requests[number].num_new_tokens
         accepted = sum(report.steps[-1].accepted for report in own)
         last = out.requests[number].levels[0].num_accepted_tokens - accepted
-        assert last in range(20)  # of the last round, which is not told
+        assert last in range(20)  # of the last round, which is not observed
         prompt_reads = [step.level for step in own[0].steps if step.repeated and step.batch == 1]
         assert prompt_reads in ([2], [2, 3])
     both = [r.steps for r in policy.reports if r.steps and r.steps[-1].batch == 2]
@@ -55,7 +52,6 @@ def test_reports() -> None:
 
 @EXECUTORS
 def test_rows_do_not_see_each_others_windows(at_once: bool) -> None:
-    """A row drafts as much as it would alone, whatever the others' windows."""
     prompts = [[1], [4, 2], [7, 7, 7]]
 
     def run(prompts: Sequence[list[int]], seeds: list[int], numbers: list[int]) -> ps.Output:

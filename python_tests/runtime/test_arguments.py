@@ -39,8 +39,6 @@ def plain() -> ps.Chain:
 
 
 class Windows:
-    """A policy that says one thing."""
-
     def __init__(self, windows: Any) -> None:
         self.windows = windows
 
@@ -220,7 +218,7 @@ ROWS: list[Any] = [[1], [1, 1, 1], torch.zeros(2, 1, dtype=torch.int64), torch.t
                    *(one for one in INTEGERS if one is not None)]  # fmt: skip
 TREE = [*NO_OBJECT, ps.DynamicTree, [[0]]]
 
-# What is called, and bad values of each of its arguments.
+# Calls, and bad values of each of their arguments.
 CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
     *((f"Chain.generate, {name}", functools.partial(request, "generate", "input_ids"), {name: bad})
       for name, bad in BAD.items()),
@@ -310,7 +308,7 @@ CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
     ("raise_for_status", lambda status: ps.raise_for_status(status, level=1, position=0),
      {"status": [None, *NO_OBJECT]}),
     ("Chain.batch", batch, {"processors": [*FUNCTION[1:]], "observe": FUNCTION[1:]}),
-    # (Stops at what is wrong: nothing here is measured.)
+    # (Stops at the first error: nothing here is measured.)
     ("plan", functools.partial(ps.plan, levels=[], prompts=[[1]]),
      {"max_new_tokens": [*FROM_1, 1], "temperature": POSITIVE, "top_k": FROM_0, "top_p": UNIT,
       "min_p": UNIT, "seed": without_none(FROM_0), "batch": FROM_1, "pack": [*FLAG, "Auto"],
@@ -320,13 +318,13 @@ CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
 
 
 def problem(name: str, call: Callable[[], Any]) -> str | None:
-    """Return what `call` does but to raise what names the argument."""
+    """Return None if `call` raises an error that names the argument."""
     try:
         call()
     except (TypeError, ValueError) as error:
         text = str(error)
         good = re.match(rf"{re.escape(name)}(: expected|\[)", text) and "given" in text
-        # Of a mask that hides all there is, the prompt is told to be empty.
+        # A mask that hides the whole prompt is an empty prompt.
         empty = name == "attention_mask" and text == "input_ids: expected at least 1 token, given 0"
         return None if good or empty else text
     except Exception as error:
@@ -354,7 +352,7 @@ def test_bad_values(call, bad, monkeypatch) -> None:
 
 
 def test_good_values() -> None:
-    """So that no call of the table fails whatever it is given."""
+    """Else a call of the table could fail for any value."""
     one, two = torch.tensor(1), np.int64(2)
     assert level(prefill_chunk=two, capacity=one, streaming=None, name="x").prefill_chunk == 2
     assert streaming(sinks=0, slack=two).max_length is not None
@@ -385,12 +383,12 @@ def test_a_plan_without_a_seed_has_one_of_torchs_generator() -> None:
     assert seed_of(2**64 - 1, 1) == 0
 
 
-# ---- what else is wrong ------------------------------------------------------------------------
+# ---- other errors --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_bad_windows_of_a_policy(sync: bool) -> None:
-    """They are those of the chain, and it stays usable."""
+    """The errors are the chain's, and the chain stays usable."""
     policy = Windows([3])
     levels = [ps.HuggingFaceLevel(make("llama", 1, seed, VOCAB)) for seed in (0, 1)]
     chain = ps.Chain(levels, [2], policy=policy, sync_each_step=sync)
@@ -435,7 +433,7 @@ def test_an_error_shows_what_came() -> None:
 
 
 def test_arguments_of_transformers_have_a_hint() -> None:
-    """And typing errors one of their own; neither passes in silence."""
+    """And typing errors have another; neither passes in silence."""
     chain = plain()
     hints = {
         "do_sample": "custom_generate=ps.custom_generate, chain=chain, do_sample=.*temperature=0",
@@ -460,7 +458,7 @@ def test_arguments_of_transformers_have_a_hint() -> None:
         with pytest.raises(TypeError, match=rf"^{name}: expected no such .* 1; here {hint}$"):
             chain.generate([1], **{name: 1})
         with pytest.raises(TypeError, match=rf"^{name}: .*custom_generate.*, {name}="):
-            chain.batch([1], **{name: 1})  # which has no such option
+            chain.batch([1], **{name: 1})  # no option of it
 
 
 def test_texts_are_to_be_read_by_a_tokenizer() -> None:
@@ -487,7 +485,7 @@ def test_a_word_near_a_drafters_is_told_before_the_network_is_asked(
         ps.Chain([toy.ToyLevel(VOCAB, 1), word])
 
 
-# ---- what is fine ------------------------------------------------------------------------------
+# ---- valid calls ---------------------------------------------------------------------------------
 
 
 def test_every_container_will_do() -> None:
@@ -528,7 +526,7 @@ def test_every_container_will_do() -> None:
     for given_rows in rows:
         got = chain.generate(given_rows, **options, eos_token_id=[{5, 3}, {6, 2}])
         assert got.sequences.equal(wanted.sequences)
-    # Padded, the front of each row stays as it was given.
+    # The front of each padded row stays unchanged.
     for kind in (list, np.array, torch.tensor):
         table: Any = kind([[1, 4, 2], [0, 3, 7]])
         mask: Any = kind([[1, 1, 1], [0, 1, 1]])
@@ -586,7 +584,7 @@ def test_windows_and_rounds_in_any_container(kind: Any) -> None:
 
 
 def test_default_ends_outside_the_vocabulary_are_no_error() -> None:
-    """Configurations name ids that a smaller vocabulary does not have; nobody passed them."""
+    """Configurations name ids that a smaller vocabulary does not have; no caller passed them."""
     chain = plain()
     wanted = chain.generate([1], 9, eos_token_id=[]).sequences
     chain.levels[0].eos_token_ids = (VOCAB, 50256, -1)  # type: ignore[attr-defined]
@@ -762,7 +760,7 @@ def test_bad_values_of_custom_generate() -> None:
     for stop in (1, [1], ["x", None], b"x", {"a": 1}, np.ones(2), torch.ones(2)):
         told("stop_strings", lambda s=stop: call(chain=options["chain"], stop_strings=s))
     wanted = model.generate(ids, **options, seed=5)
-    # An end outside the vocabulary, and -1 for none, is what configurations have.
+    # Configurations have an end outside the vocabulary, and -1 for none.
     options["eos_token_id"] = [VOCAB, 50256]
     for given in (np.int64(5), torch.tensor(5), ps.row_seeds(5, 2), tuple(ps.row_seeds(5, 2))):
         assert model.generate(ids, **options, seed=given).equal(wanted)

@@ -238,9 +238,6 @@ def test_a_level_reads_the_rows_that_it_drafts_for(later: int, sync: bool) -> No
     assert later == 20 or texts[1:] == plain.new_tokens[1:]
 
 
-# ---- parameters on their way to a device ---------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("source", "target", "ahead"),
     [("cuda:0", "cpu", False), ("cpu", "cuda:0", False), ("cuda:0", "cuda:1", True)],

@@ -1,4 +1,4 @@
-"""Kept prompts (`cache_prompt`) are not read again, and change no bit of what is generated."""
+"""Kept prompts (`cache_prompt`) are not read again, and change no bit of the output."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def packed(layers: int, seed: int = 0, **options: Any) -> Counting:
 
 
 def copies(_: Path) -> list[Any]:
-    """In the target's own cache, and another that drafts in it as well."""
+    """In the target's cache, with another copy that drafts in the same cache."""
     target = packed(3)
     copy = ps.quantize_w4(target.model, 32, head=True)
     return [target, Counting(copy, shares_cache_with=target), "early-exit:1"]
 
 
 def eagle(place: Path) -> list[Any]:
-    """Below a middle level whose states it is told too."""
+    """Below a middle level with states for the head too."""
     target = packed(3)
     head = head_for(target, "eagle", place, inner=64, head_dim=32, own_head=True)
     return [target, packed(2), head]
@@ -81,7 +81,7 @@ KINDS: dict[str, Callable[[Path], list[Any]]] = {
 
 
 def conversation(levels: list[Any], temperature: float, cache: bool) -> list[Any]:
-    """Three turns, of which the second goes on behind a part of the first answer."""
+    """Hold three turns; the second goes on after a part of the first answer."""
     chain = ps.Chain(levels)
     for level in levels:
         if isinstance(level, Counting):
@@ -104,7 +104,7 @@ def test_a_conversation_is_what_it_is_when_all_is_read(kind, temperature, tmp_pa
     levels = KINDS[kind](tmp_path)
     wanted = conversation(levels, temperature, cache=False)
     alone = [level.num_read for level in levels if isinstance(level, Counting)]
-    levels = KINDS[kind](tmp_path)  # an n-gram table remembers what it has seen
+    levels = KINDS[kind](tmp_path)  # an n-gram table remembers the texts
     found = conversation(levels, temperature, cache=True)
     counting = [level for level in levels if isinstance(level, Counting)]
     for (tokens, logprobs, stats), (own, own_logprobs, before) in zip(found, wanted, strict=True):
@@ -115,10 +115,10 @@ def test_a_conversation_is_what_it_is_when_all_is_read(kind, temperature, tmp_pa
         ]
     cached = [stats.num_cached_tokens for _, _, stats in found]
     prompts = [stats.num_prompt_tokens for _, _, stats in found]
-    # All but what is new, and what the last round left unread.
+    # All but new tokens, and tokens that the last round left unread.
     assert cached[0] == 0
     assert all(n - have < 12 for n, have in zip(prompts[1:], cached[1:], strict=True))
-    if kind != "copies":  # which read of their own in the target's cache
+    if kind != "copies":  # copies read in the target's cache
         assert counting[0].num_read == sum(prompts) - sum(cached) - TURNS
     assert counting[0].num_read < 0.4 * alone[0]
     if kind == "streaming":
@@ -169,7 +169,7 @@ def test_copies_stay_whatever_is_done_with_the_levels(between: str) -> None:
 
 
 def test_a_stream_that_was_left_can_be_gone_on_with() -> None:
-    """As where somebody has read enough of an answer."""
+    """As after a client has read enough of an answer."""
     chain = ps.Chain([HuggingFaceLevel(model(3)), HuggingFaceLevel(model(1))])
     stream = chain.stream(TEXT, 30, eos_token_id=[])
     some = [next(stream) for _ in range(7)]
@@ -197,7 +197,7 @@ def test_nothing_is_kept_unasked_for() -> None:
             chain.stream(TEXT, 4, cache_prompt=wrong)  # type: ignore[arg-type]
 
 
-# Begins of the prompts of a server's requests, and what is asked.
+# Begins of the prompts of a server's requests, and their questions.
 BEGINS = [TEXT * 4, TEXT * 3 + [1, 2, 9], [9, 8, 7], TEXT + [5] * 30]
 ASKED: list[dict[str, Any]] = [
     {"max_new_tokens": most, "temperature": temperature, "seed": seed, "eos_token_id": []}
@@ -224,7 +224,7 @@ def faulty(layers: int) -> Faulty:
 
 
 def shared(_: Path) -> list[Any]:
-    """A copy in the target's cache, below which a model has its own."""
+    """A copy in the target's cache; the model below has a separate cache."""
     target = faulty(3)
     copy = ps.quantize_w4(target.model, 32, head=True)
     return [target, Faulty(copy, shares_cache_with=target), faulty(1)]

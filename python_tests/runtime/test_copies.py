@@ -43,8 +43,6 @@ def staying() -> list[Any]:
 
 
 class Alternates:
-    """A policy of a user's own."""
-
     def next(self, report: RoundReport) -> list[int]:
         return [2 + len(report.text) % 2, len(report.text) % 3]
 
@@ -92,7 +90,7 @@ def test_a_copy_gives_the_same_tokens_and_is_independent(kind, way) -> None:
     both = [c.stream([1, 2, 1], 20, **stream) for c in (chain, used)]
     texts = list(zip(*both, strict=True))
     assert [one for one, _ in texts] == [other for _, other in texts] == wanted
-    # What the original's models become does not matter to the copy.
+    # Later changes of the original's models do not matter to the copy.
     for level in chain.levels:
         with torch.no_grad():
             if isinstance(level, ps.HuggingFaceLevel):

@@ -26,7 +26,7 @@ def chains(window: list[int], **options: Any) -> tuple[ps.Chain, ps.Chain]:
 
 
 def test_the_target_s_logits_are_those_behind_the_tokens() -> None:
-    """What `output_logits` and `output_scores` give."""
+    """As `output_logits` and `output_scores` return them."""
     followed, alone = chains([4, 2])
     seen: list[dict[int, list[torch.Tensor]]] = []
     for chain in (followed, alone):
@@ -62,9 +62,6 @@ def test_caches_hold_what_they_hold_step_by_step(window: list[int]) -> None:
     assert rounds > 3
 
 
-# ---- without host synchronisation ----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("window", [[3], [4, 2], [4, 3, 2]], ids=str)
 def test_one_synchronisation_per_round(window: list[int], temperature: float) -> None:
@@ -74,9 +71,6 @@ def test_one_synchronisation_per_round(window: list[int], temperature: float) ->
         batch.complete()
     assert seen.synchronisations == 0
     assert seen.reads == batch.stats.levels[0].num_forward_passes > 3
-
-
-# ---- what the host has to see --------------------------------------------------------------------
 
 
 def test_rounds_that_need_the_host_are_named() -> None:
@@ -133,15 +127,12 @@ def test_a_text_of_one_token_reads_the_target_alone() -> None:
         alone.generate(PROMPTS[0], 9, eos_token_id=[])  # the caches are allocated now
 
 
-# ---- errors --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("faulty", "at", "first"),
     [(0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 0), (1, 1, 0), (1, 0, 1), (2, 0, 0), (2, 1, 0)],
 )
 def test_a_row_of_nans(faulty: int, at: int, first: int) -> None:
-    """The error of rounds step by step, also behind accepted tokens; the chain is unharmed."""
+    """Raise the error of rounds step by step, also after accepted tokens; the chain is unharmed."""
     errors = []
     for chain in chains([4, 2]):
         good = chain.generate(PROMPTS, 14, 1.0, seed=7, eos_token_id=[])

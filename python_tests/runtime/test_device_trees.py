@@ -16,7 +16,7 @@ from recorder import OnADevice, WatchedGraphs
 import polyspec_ext as ps
 from polyspec_ext.kv_cache.layers import DEVICE_BUCKET
 
-SHARP: dict[str, Any] = {"initializer_range": 0.2}  # what lies before a token matters to it
+SHARP: dict[str, Any] = {"initializer_range": 0.2}  # logits depend on earlier tokens
 DYNAMIC = ps.DynamicTree(3, 9)
 STATIC = ps.StaticTree([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
 
@@ -81,7 +81,6 @@ def test_one_synchronisation_per_round(heads: Heads) -> None:
 
 
 def test_its_steps_are_captured(heads: Heads, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recorder replays operators on the memory that they were captured with."""
     captured_texts(heads, monkeypatch, shared=False)
 
 
@@ -93,7 +92,7 @@ def test_a_tree_below_a_4_bit_copy_is_captured(heads, monkeypatch) -> None:
 
 
 def captured_texts(heads: Heads, monkeypatch: pytest.MonkeyPatch, shared: bool) -> WatchedGraphs:
-    """Compare texts of captured rounds with those that the host follows."""
+    """Compare texts of captured rounds with texts of rounds that the host follows."""
 
     monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
     followed = chain_of(heads, [6, 3], shared=shared, sync=None)
@@ -134,7 +133,7 @@ def test_a_text_of_900_tokens_has_two_captures_a_step(heads, monkeypatch) -> Non
 @pytest.mark.parametrize("window", [[6, 3], [6]], ids=str)
 @some("first tree", "third chain", "medusa")
 def test_rounds_that_the_host_follows_in_between(heads, window, monkeypatch) -> None:
-    """With windows by row, states that are not told yet go to the host and come back."""
+    """With windows by row; states not passed on yet go to the host and come back."""
     texts = []
     for sync, graphs in ((None, None), (False, None), (False, WatchedGraphs())):
         if graphs is not None:
@@ -150,7 +149,7 @@ def test_rounds_that_the_host_follows_in_between(heads, window, monkeypatch) -> 
                 batch.advance()
         if sync is False:
             assert len(rounds) in (7, 8) or graphs is not None
-        # (Whatever the drafts are, the tokens are the target's; how many stand is not.)
+        # (With any drafts the tokens are the target's; the number accepted differs.)
         levels = [(own.num_draft_tokens, own.num_accepted_tokens) for own in batch.stats.levels]
         texts.append(([row.tokens for row in batch.rows], levels))
     assert texts[0] == texts[1] == texts[2]

@@ -24,17 +24,18 @@ PACKAGE = str(Path(ps.__file__).parent)
 
 
 class Growing(HuggingFaceLevel):
-    """A level that is not told how long its rows will be, so that its cache grows."""
+    """A level that does not know the final length of its rows, so that its cache grows."""
 
     def prefill(self, prompts: PromptBatch) -> Any:  # type: ignore[override]
         return super().prefill(prompts._replace(capacity=0))
 
 
 class Setting:
-    """A chain of three small models whose caches grow in steps of 4 tokens, and its good result.
+    """A chain of three small models with caches that grow in steps of 4 tokens, and its good
+    result.
 
     Args:
-        shared: the middle keeps no cache of its own, but uses the target's.
+        shared: the middle uses the target's cache.
         options: of all levels.
     """
 
@@ -79,7 +80,7 @@ def notes(error: BaseException) -> str:
     ],
 )
 def test_an_exception_in_a_level(faulty: int, name: str, at: int) -> None:
-    """In its last layer, when the caches of the layers before have been appended to; or beside."""
+    """In its last layer, after the layers before have appended to their caches; or outside."""
     setting = Setting(PROMPTS, shared=name == "forward")
     limits = [14, 3, 3, 3]  # rows leave early, so that the caches shrink
     good = setting.chain.generate(PROMPTS, limits, **SAMPLING).sequences
@@ -153,7 +154,7 @@ def test_an_exception_before_or_while_a_graph_is_captured(faulty, captured, erro
             chain.generate(PROMPTS, 32, **SAMPLING)
         assert f"in level {faulty + 1} (level {faulty})" in notes(caught.value)
     inner.forward = forward
-    for _ in range(2):  # the second replays what the first captured
+    for _ in range(2):  # the second replays the capture of the first
         assert chain.generate(PROMPTS, 32, **SAMPLING).sequences.equal(wanted)
     assert graphs.num_replays > 0
 
@@ -180,11 +181,11 @@ def test_nans_inside_a_model_do_not_stay_in_its_cache(setting: Setting, faulty: 
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt where a bytecode of this package is run for the first time.
+    """Raises KeyboardInterrupt at the first run of a bytecode of this package.
 
     Args:
         at: code and offset of the bytecode; None: interrupts nothing. Only frames of that code are
-            traced by bytecode, which is what makes a traced call slow.
+            traced by bytecode, because traced calls are slow.
 
     Attributes:
         seen: the bytecodes that were run, where `at` is None.
@@ -257,7 +258,7 @@ SHARED = ("tensors.py", "lengths.py", "rollback.py", "layers.py", "rows.py")
 @pytest.mark.parametrize("make", INTERRUPTED, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("cold", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_ctrl_c_at_a_bytecode(make: Callable[[], ps.Chain], cold: bool) -> None:
-    """Note what a call keeps for the next after it is true. `cold`: in a first call."""
+    """Record the state that a call keeps for the next. `cold`: in a first call."""
     first, second = ([[1, 2]], [[2, 1, 0]]) if make is toys else (FIRST, SECOND)
 
     def texts(chain: ps.Chain) -> list[Any]:
@@ -281,7 +282,7 @@ def test_ctrl_c_at_a_bytecode(make: Callable[[], ps.Chain], cold: bool) -> None:
             continue
         if cold:
             chain = prepared()
-        # (What comes behind a call's last bytecode depends on what the chain has kept.)
+        # (The code after a call's last bytecode depends on the state that the chain has kept.)
         with contextlib.suppress(KeyboardInterrupt), Interrupt(at):
             chain.generate(second, **LONG)
         assert texts(chain) == wanted, at
@@ -316,7 +317,7 @@ def test_a_stream_that_is_interrupted_loses_no_text() -> None:
 
 
 def test_a_first_pass_that_fails_leaves_no_cache_behind() -> None:
-    """Whose keys may have another data type than any later pass's."""
+    """The keys may have another data type than any later pass's."""
     models = [model(seed, 1) for seed in range(2)]
     wanted = ps.Chain(models, [2]).generate(PROMPTS, 6, **SAMPLING).sequences
     for faulty in range(2):
@@ -343,7 +344,7 @@ def test_an_observer_or_a_stream_that_fails() -> None:
         batch.advance()
     setting.is_unharmed()
     stream = setting.chain.stream(PROMPTS[0], 14, **SAMPLING)
-    next(stream)  # and nobody asks for the rest
+    next(stream)  # and drop the rest
     setting.is_unharmed()
 
 
@@ -357,7 +358,6 @@ def two_levels(alone: bool = False) -> tuple[ps.Chain, list[HuggingFaceLevel]]:
 
 
 def living() -> tuple[int, int]:
-    """Tensors and all objects that the garbage collector knows."""
     gc.collect()
     objects = gc.get_objects()
     tensors = sum(issubclass(type(thing), torch.Tensor) for thing in objects)
@@ -365,7 +365,6 @@ def living() -> tuple[int, int]:
 
 
 def calls(chain: ps.Chain, levels: list[HuggingFaceLevel], count: int) -> Iterator[str]:
-    """Short calls of every kind and what became of them."""
     layer = levels[0].model.model.layers[0]
     forward = layer.forward
 
@@ -398,7 +397,8 @@ def calls(chain: ps.Chain, levels: list[HuggingFaceLevel], count: int) -> Iterat
 def test_hundreds_of_calls_leave_nothing_behind(alone: bool) -> None:
     chain, levels = two_levels(alone)
     list(calls(chain, levels, 60))
-    # What the latest call keeps depends on which of its rows left: the same call before each count.
+    # The kept state depends on the rows that left in the last call: the same call before each
+    # count.
     chain.generate(PROMPTS[0], 3, eos_token_id=[])
     before, memory = living(), resident_bytes()
     seen = list(calls(chain, levels, 300))

@@ -1,6 +1,6 @@
-"""Captured steps: they give the tokens of steps that run as they are, also where memory has moved,
-a cache is gone or a step cannot be captured. On the CPU, with a recorder that stands in for CUDA
-graphs (`recorder.py`), and on a GPU where there is one."""
+"""Captured steps: they return the tokens of uncaptured steps, also where memory has moved, a cache
+is gone or a step cannot be captured. On the CPU, with a recorder instead of CUDA graphs
+(`recorder.py`), and on a GPU where there is one."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_batches_of_other_sizes_in_the_same_memory() -> None:
         tensors = rows.lengths, rows.base, rows.status
         assert [tensor.shape for tensor in tensors] == [(count,)] * 3
         places[count].add(tuple(tensor.data_ptr() for tensor in tensors))
-        assert i < 4 or graphs.num_captures == captures  # what came up a second time is there
+        assert i < 4 or graphs.num_captures == captures  # a key that returns is captured already
         captures = graphs.num_captures
     assert places[1] == places[2]
     assert len(places[1]) == 1
@@ -153,14 +153,14 @@ def test_rows_that_end_stay_where_the_graphs_are(window: list[int]) -> None:
             assert stopped.ended
             assert len(stopped.logprobs) < 60
         assert texts[0] == texts[1]
-        assert slots == [1, 5]  # step by step they leave, and what stays is copied
+        assert slots == [1, 5]  # rows leave step by step, and the others are copied
         assert len(batch.rows[2].logprobs) < 60
     assert graphs.num_captures == captures  # the last batch found all of its graphs
     assert graphs.num_replays > graphs.num_captures > 0
 
 
 class OnHost(HuggingFaceLevel):
-    """A level whose lengths the host keeps."""
+    """A level with lengths on the host."""
 
     @property
     def capabilities(self) -> LevelCapabilities:
@@ -187,7 +187,7 @@ def test_rows_that_end_leave_where_steps_are_not_captured() -> None:
     [("first keys", 0), ("last keys", 1), ("last values", 2), ("status", 0), ("weight", 1)],
 )
 def test_what_moves_is_found(what: str, place: int) -> None:
-    """In the middle of a text, and what was there before is overwritten; a weight between texts."""
+    """In the middle of a text, with the old memory overwritten; a weight between texts."""
     wanted = make([4, 2], False)[0].generate(PROMPTS, 60, 1.0, seed=3, eos_token_id=[])
     chain, graphs = make([4, 2], True)
     moving = models(chain)[place]
@@ -253,7 +253,7 @@ def test_a_cache_s_graphs_go_when_it_goes() -> None:
 
 
 def test_the_graphs_of_a_batch_size_go_with_its_buffers() -> None:
-    """The engine keeps those of a few sizes; the caches, made for the largest, stay."""
+    """The engine keeps the graphs of a few sizes; the caches, sized for the largest, stay."""
     chain, graphs = make([3], True)
     made = []
     caches = None
@@ -274,7 +274,7 @@ def test_the_graphs_of_a_batch_size_go_with_its_buffers() -> None:
 
 
 class Owner:
-    """Something whose memory a step uses."""
+    """An object with memory that a step uses."""
 
 
 def test_the_same_address_of_another_owner_is_another_place() -> None:
@@ -517,4 +517,4 @@ def test_one_wait_per_round_of_the_target(window: list[int], graphs: bool) -> No
         f"window {window}, {how}: {rounds} rounds of the target, {waits / rounds:.2f} waits and "
         f"{launches / rounds:.1f} launches each"
     )
-    assert waits <= rounds + 4  # the prompt's prefill, and the profiler's own
+    assert waits <= rounds + 4  # the prompt's prefill, and the profiler's waits

@@ -25,14 +25,14 @@ def states(begins: Sequence[int], level: int, tokens: int) -> dict[int, torch.Te
 
 
 def by_position(window: HiddenWindow, row: int) -> dict[int, float]:
-    """What the drafter reads."""
+    """Return the states that the drafter reads."""
     own = window.states()
     first = int(own.positions[row])
     count = int(own.counts[row])
     return {first + i: float(own.layers[LAYER][row, i, 0]) for i in range(count)}
 
 
-# What happens to two rows. Of a pass: how far before the end it begins, tokens, and skipped ones.
+# Events of two rows. Of a pass: how far before the end it begins, tokens, and skipped tokens.
 step = st.tuples(
     st.sampled_from(["pass", "pass", "pass", "forget", "cut", "write", "select"]),
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 3)), min_size=2,
@@ -44,7 +44,7 @@ step = st.tuples(
 @settings(max_examples=300)
 @given(st.lists(step, max_size=12))
 def test_a_window_has_the_latest_state_of_every_token(width: int, steps: list[tuple]) -> None:
-    """A pass keeps what it has skipped; `write` copies into a window of the other kind."""
+    """A pass keeps skipped states; `write` copies into a window of the other kind."""
     window, other = empty(width), empty(WIDTH - width)
     rows: list[dict[int, float]] = [{}, {}]
     ends = [0, 0]

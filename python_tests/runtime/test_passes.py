@@ -87,7 +87,7 @@ def test_texts_are_those_of_passes_that_run_as_they_are(name: str) -> None:
     graphs.require_named()
     for model in chain.levels:
         rows = model.cache.rows  # type: ignore[attr-defined]
-        if name not in ("a copy", "unbounded copy"):  # whose lengths are each level's
+        if name not in ("a copy", "unbounded copy"):  # the lengths belong to the levels
             assert rows.lengths.tolist() == rows.host
 
 
@@ -150,18 +150,18 @@ def test_a_head_that_the_host_follows(kind, middle, tree, tmp_path, monkeypatch)
             assert mine.num_proposals == theirs.num_proposals
             assert mine.num_forward_passes == theirs.num_forward_passes
     assert graphs.num_replays > 2 * graphs.num_captures > 0
-    if kind not in ("medusa", "hydra"):  # which have no network of their own
+    if kind not in ("medusa", "hydra"):  # Medusa and Hydra have no network
         assert graphs.replays["a pass of a head"] > 2 * mine.num_proposals
 
 
 # ---- counts --------------------------------------------------------------------------------------
-# Memory of the levels counts as the device's, and so does what operators make of it. Numbers of the
-# host that meet it in an operator are an upload. A captured step that is replayed is one launch.
-# These are counts of what Python does, and say nothing of a GPU.
+# Memory of the levels counts as the device's, and so do results of operators on it. Numbers of the
+# host that meet it in an operator are an upload. The replay of a captured step is one launch.
+# These are counts of Python's calls, and say nothing of a GPU.
 
 
 class Counts(TorchDispatchMode):
-    """Counts meanwhile, of the levels of a chain whose batch has begun.
+    """Counts, as a context manager, of the levels of a chain with a batch.
 
     Attributes:
         launches, uploads, reads: where each happened, by operator.
@@ -206,8 +206,6 @@ class Counts(TorchDispatchMode):
 
 
 class CountingRecorder(Recorder):
-    """A `Recorder` whose replays are one launch."""
-
     def __init__(self, counts: Counts) -> None:
         super().__init__()
         self._counts = counts
@@ -227,7 +225,6 @@ class CountingRecorder(Recorder):
 
 @contextmanager
 def counting(chain: ps.Chain, counts: Counts) -> Iterator[None]:
-    """Count what a chain does meanwhile."""
     for own in chain.levels:
         model, cache = (getattr(own, name) for name in ("model", "cache"))
         states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
@@ -254,7 +251,7 @@ def rounds_of(chain: ps.Chain, counts: Counts, head: Any = None) -> Iterator[lis
     for _ in range(2):
         chain.generate(REPEATING[0], 60, 1.0, **OPTIONS)
     batch = chain.batch(REPEATING[0], 60, temperature=1.0, **OPTIONS)
-    if head is not None:  # whose cache the first round allocates
+    if head is not None:  # the first round allocates its cache
         batch.advance()
         cache = head.features.cache
         states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
@@ -286,8 +283,8 @@ def _reading(name: str, counts: Counts) -> Callable[..., Any]:
     ("name", "uploads", "launches"), [("lookup", 0, 14), ("three levels", 1, 15), ("a copy", 2, 30)]
 )
 def test_a_pass_is_one_replay_one_upload_and_one_read(name, uploads, launches) -> None:
-    """Beside these a verification launches a dozen small operators, and what it hands up is one
-    upload more. A copy in another level's cache is told that level's length."""
+    """A verification also launches a dozen small operators, and its results are one upload more. A
+    copy in another level's cache needs that level's length."""
     levels, window, options = CHAINS[name]
     counts = Counts()
     graphs = Graphs(CountingRecorder(counts))

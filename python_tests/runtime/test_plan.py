@@ -17,13 +17,13 @@ def test_plans() -> None:
     assert two.max_pending == (6, 2)
     assert [two.width_at(place) for place in range(5)] == [3, 4, 3, 4, 7]
     assert (two.levels, two.drafts, two.asked) == (3, 2, (1, 2, 3))
-    # A window that is full early bounds what can be pending: at most one below it, and a block.
+    # A window that is full early bounds the pending tokens: at most one below it, and a block.
     assert round_plan((2, 4), (3, 0)).max_pending == (6, 4)
     deep = round_plan((8, 4, 2), (2, 2, 0))
     gather = (4, 3, 4, 3)
     assert deep.steps == (*gather, 2, *gather, 2, 1)
     assert deep.max_pending == (14, 6, 2)
-    # A text runs ahead of what is committed by what is pending, a draft, and a bonus per level.
+    # A text runs ahead of the committed text by the pending tokens, a draft, and a bonus per level.
     assert deep.ahead >= sum(deep.max_pending) + deep.drafts + deep.levels
 
 
@@ -35,7 +35,7 @@ def test_a_window_of_zero_leaves_out_what_is_below_it() -> None:
 
 
 def test_a_tail_s_draft_may_be_the_drafter_s_first() -> None:
-    """Then it reads what is pending for the target as well."""
+    """Then the drafter reads the target's pending tokens as well."""
     plan = round_plan((5, 0, 3), (5, 1, 0), 2)
     assert plan.steps == (2, 2, 2, 2, 2, 4, 1)
     assert [plan.width_at(place) for place in (4, 5, 6)] == [2 + 2, 4 + 5, 1 + 5 + 2]
@@ -53,7 +53,7 @@ def test_unbounded_rounds_have_no_order_of_their_own() -> None:
     # Level 2 waits for 3, however many blocks of up to 4 that takes; level 1 for 4, of up to 7.
     assert (plan.max_pending, plan.asked) == ((3 + 7, 2 + 4, 3), (1, 2, 3, 4))
     assert round_plan((4, 0, 3), (0, 0, 0)).steps is None
-    # The lowest that verifies waits for one draft, whatever its bound.
+    # The lowest verifier waits for one draft, with any bound.
     assert round_plan((4,), (0,)).steps == round_plan((4,), (1,)).steps == (2, 1)
 
 
@@ -72,7 +72,7 @@ def test_default_rounds() -> None:
 
 
 def test_windows_and_rounds_of_the_shipped_chain() -> None:
-    """Its own, unless the caller names others."""
+    """The chain's windows, unless the caller names others."""
     chain = tiny.chain()
     assert (tuple(chain.window), tuple(chain.rounds)) == ((5, 3), (3,))
     assert tiny.chain(window=[6, 2]).rounds == [2]

@@ -1,4 +1,4 @@
-"""Copies of texts that were read: those found are of the text, and the level had read them."""
+"""Copies of read texts: copies found are of the text, and the level had read them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add(kept: Prefixes, text: Sequence[int], lengths: Sequence[int]) -> None:
 
 
 def read(level: int, copies: Sequence[Any]) -> list[int]:
-    """Return the text that copies are of, each behind those in front of it."""
+    """Return the text of copies; each continues the earlier copies."""
     text: list[int] = []
     for (own, before, tokens), count in copies:
         assert own == level
@@ -41,7 +41,7 @@ def test_what_is_found_was_read(reads: Any, text: list[int], capacity: int) -> N
     for given_text, one, other in reads:
         add(kept, given_text, (one, other))
         assert kept.num_tokens <= capacity
-    # Whatever takes room can be found.
+    # Every token that takes room can be found.
     texts = [
         read(level, found) for latest, *_ in reads for level, found in kept.find(latest).items()
     ]
@@ -87,7 +87,7 @@ def test_states_of_whole_texts() -> None:
     assert kept.find([1]) == {}
     assert kept.find([1, 2, 3, 4]) == {1: [((1, 2, 3), 3)]}
     assert kept.find([1, 2, 9]) == {1: [((1, 2), 2)]}
-    # The target's state is no longer than what its drafter can begin behind.
+    # The target's state is no longer than a state from which its drafter can begin.
     add(kept, [1, 2, 3], (0, 3))
     assert kept.find([1, 2, 3, 4], {1: 2})[1] == [((1, 2), 2)]
     assert 1 not in kept.find([1, 9, 9, 9], {1: 2})

@@ -38,7 +38,7 @@ EOS = [1, 4]
 def processed(
     rules: dict[str, Any], prompt: int, text: Sequence[int], row: torch.Tensor, eos: list[int]
 ) -> torch.Tensor:
-    """Return logits ``[1, V]`` behind a text as transformers changes them for `rules`."""
+    """Return logits ``[1, V]`` after a text as transformers changes them for `rules`."""
     found = LogitsProcessorList()
     if bias := rules.get("logit_bias"):
         found.append(lp.SequenceBiasLogitsProcessor({(token,): b for token, b in bias.items()}))
@@ -99,7 +99,7 @@ def test_rules_are_what_each_position_asks_for(rules, penalties, prompt, text, w
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, torch.cat(whole), rtol=1e-6, atol=1e-5)
     assert torch.equal(logits, before)
-    for count in range(1, len(text) + 2):  # whatever the number of rows
+    for count in range(1, len(text) + 2):  # for any number of rows
         assert torch.equal(ours.apply(logits[-count:], torch.tensor(prefix)), got[-count:])
     narrow = logits[:, :width]
     assert torch.equal(ours.apply(narrow, torch.tensor(prefix)), got[:, :width])
@@ -229,7 +229,7 @@ def test_rules_say_whether_they_change_anything() -> None:
 
 
 def ruled(level: Any, rules: dict[str, Any], prompt: int, eos: list[int]) -> Any:
-    """Return a stand-in for a toy level whose rows are changed by rules, one by one."""
+    """Return a replacement of a toy level with rows changed by rules, one by one."""
     return SimpleNamespace(
         row=lambda text: processed(rules, prompt, list(text), level.row(text)[None], eos)[0]
     )
@@ -329,10 +329,10 @@ PIECES = [b"a", b"b", b"ab", b"ba ", "é".encode(), b"\xc3", b"\xa9", b" ", SMIL
 
 
 class Spelling:
-    """A tokenizer whose tokens are bytes.
+    """A tokenizer with bytes as tokens.
 
     Args:
-        runs: whether those of a single byte are byte tokens, whose text the next token settles.
+        runs: whether tokens of a single byte are byte tokens; the next token settles their text.
     """
 
     clean_up_tokenization_spaces = False
@@ -375,7 +375,7 @@ STOPS = ["ab", "é", "bc", "a b", "abca", " x", SMILE, "xa", "ba c", "c\n"]
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("levels", "runs"), [(1, False), (1, True), (2, False), (3, True)])
 def test_stop_strings_cut_the_text_that_would_be(levels, runs, temperature, rule) -> None:
-    """Rows of a batch, each in front of its stop string, whatever the others do; streams too."""
+    """Rows of a batch end before their stop strings, independently of other rows; streams too."""
     chain = ps.Chain(spelled(levels, runs), [5, 2][: levels - 1], rule=rule)
     prompts = [[1], [4, 2, 7], [8, 9], [0, 1, 2]]
     options: dict[str, Any] = {"temperature": temperature, "eos_token_id": [13]}

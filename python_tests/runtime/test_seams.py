@@ -1,4 +1,4 @@
-"""The seams of a drafter that is told hidden states, and begins behind copies."""
+"""The interface of a drafter that reads hidden states, and begins after copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYER = 7
 
 
 class OwnLevel(TreeLevel):
-    """A level of one sequence. `wrong` makes what it returns instead of its states."""
+    """A level of one sequence. `wrong` replaces the states that it returns."""
 
     capabilities = LevelCapabilities(hidden_states=True)
 
@@ -61,7 +61,7 @@ def test_a_level_of_a_users_own() -> None:
 
 
 class Marked(TreeLevel):
-    """A level whose states have the level's number."""
+    """A level with states that are the level's number."""
 
     capabilities = LevelCapabilities(batches=True, hidden_states=True, trees=True)
 
@@ -124,7 +124,7 @@ def test_levels_without_hidden_states_are_named(place: int) -> None:
 
 
 class Going(Admitting):
-    """A level whose batch can begin behind copies, and no row can join."""
+    """A level with batches that can begin after copies, and cannot be joined."""
 
     capabilities = LevelCapabilities(batches=True, continues=True)
 

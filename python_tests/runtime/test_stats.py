@@ -53,7 +53,7 @@ def test_origins_name_the_level_and_the_corrections() -> None:
     assert origins(3, [3, 2, 1], steps, 0) == [by_drafter, corrected, bonus]
     steps = [draft, between, entry(2, 1, 2)]
     assert origins(3, [3, 2, 1], steps, 0) == [by_drafter, Origin(1, True)]
-    # A tail follows what the level between has handed up.
+    # A tail follows the tokens that the level between has passed up.
     steps = [draft, between, entry(1, 0, 1, 1), entry(3, 3, 4, 1)]
     assert origins(3, [3, 2, 3, 1], steps, 0) == [by_drafter, corrected, by_drafter, bonus]
 
@@ -93,7 +93,7 @@ def test_the_recorder_enters_a_row_and_its_batch() -> None:
         assert (stats.levels[1].num_forward_passes, stats.levels[1].seconds) == (6, 0.25)
     assert rows[0].levels[1].num_proposals == rows[0].levels[1].num_forward_passes == 0
     assert recorder.prefill_seconds == 0.25
-    recorder.spent(1, 0.5, 1)  # the batch's, whoever needed it
+    recorder.spent(1, 0.5, 1)  # the batch's, for any row
     assert [stats.levels[1].num_forward_passes for stats in (total, *rows)] == [7, 1, 7]
     for stats in (*rows, total):
         assert (stats.levels[0].num_forward_passes, stats.levels[0].seconds) == (1, 0.5)
@@ -129,9 +129,6 @@ def test_to_dict_is_json_and_a_copy() -> None:
             assert told[name] is not getattr(made, name)
     json.dumps(Stats([LevelStats()]).to_dict(), allow_nan=False)
     assert Stats([LevelStats()]).to_dict()["tokens_per_second"] is None
-
-
-# ---- table ---------------------------------------------------------------------------------------
 
 
 def test_table() -> None:
@@ -172,9 +169,6 @@ def test_table_fits_a_screen() -> None:
     empty = columns.of_stats(Stats([LevelStats("target")]))
     assert "nan" not in empty
     assert "position" not in empty
-
-
-# ---- Prometheus ----------------------------------------------------------------------------------
 
 
 def samples(*requests: Stats) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

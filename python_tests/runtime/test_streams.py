@@ -1,4 +1,4 @@
-"""Prefills that overlap, with streams that write down what they wait for."""
+"""Prefills that overlap, with streams that record their waits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def level(seed: int, layers: int, name: str) -> ps.HuggingFaceLevel:
 
 class Stream:
     def __init__(self) -> None:
-        self.done: set[str] = set()  # all that what is queued next comes after
+        self.done: set[str] = set()  # the operations before the next operation
 
     def work(self, name: str) -> set[str]:
-        """Queue something; returns what is done when it begins."""
+        """Queue something; return the operations done when it begins."""
         before = set(self.done)
         self.done.add(name)
         return before
@@ -42,8 +42,6 @@ class Stream:
 
 
 class Cuda:
-    """Stands in for `torch.cuda`."""
-
     def __init__(self) -> None:
         self.main: dict[torch.device, Stream] = {}
         self.made: list[Stream] = []
@@ -77,7 +75,7 @@ def test_side_streams_follow_what_was_queued_and_not_each_other() -> None:
                 with streams.stream(GPU, number):
                     assert cuda.current_stream(GPU) is not main
                     seen = cuda.current_stream(GPU).work(f"{call} stream {number}")
-                # What was queued before, all of the last call, and nothing of this one.
+                # Operations queued before, all of the last call, and none of this one.
                 assert {*before, f"{call} before"} <= seen
                 assert not {f"{call} target", f"{call} stream {3 - number}"} & seen
             with streams.stream(torch.device("cpu"), 3):
@@ -104,7 +102,7 @@ def test_side_streams_are_joined_after_an_exception() -> None:
 
 
 def test_levels_of_one_cache_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy may have the cache grow, which copies what the target has written."""
+    """A copy may have the cache grow, which copies keys that the target has written."""
     target = level(0, 2, "target")
     copy = ps.HuggingFaceLevel(level(0, 2, "copy").model, shares_cache_with=target)
     chain = ps.Chain([target, copy, level(2, 1, "drafter")], [4, 2])
@@ -148,7 +146,7 @@ def test_every_level_below_the_target_prefills_in_a_side_stream(count, monkeypat
         monkeypatch.setattr(each, "prefill", watched)
     monkeypatch.setattr(chain.engine.caches, "streams", OnDevice(cuda))
     chain.batch(PROMPTS[:count], 9, eos_token_id=[]).advance()
-    assert seen == {f"level {i}": set() for i in range(3)}  # nobody waits for anybody
+    assert seen == {f"level {i}": set() for i in range(3)}  # no level waits
     assert cuda.current_stream(GPU).work("decoding") == set(seen)
     assert len(cuda.made) == 2
     assert lengths == [[len(prompt) - 1 for prompt in PROMPTS[:count]]] * 3

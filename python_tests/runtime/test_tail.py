@@ -1,4 +1,4 @@
-"""A tail at work: what is drafted and read when, windows that follow, and what is refused."""
+"""A tail at work: when tokens are drafted and read, windows that follow, and refusals."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_round_that_commits_nothing_is_an_error(sync, monkeypatch) -> None:
     """And not the end of the text; the request is named."""
     if sync is None:
         monkeypatch.setattr(StateRows, "next", lambda self, unread: None)
-    else:  # the width without what is pending for the target
+    else:  # the width without tokens pending for the target
         monkeypatch.setattr(RoundPlan, "width_at", lambda self, place: 4)
     kind = toy_rows.Rows if sync is None else toy_rows.Staying
     chain = ps.Chain(agreeing(kind, 4), [5, 0, 3], tail=2, sync_each_step=sync)
@@ -75,7 +75,8 @@ def test_a_round_that_commits_nothing_is_an_error(sync, monkeypatch) -> None:
 
 
 def test_rows_whose_windows_differ() -> None:
-    """One has a tail behind a level that decodes alone, beside one whose drafter is at work."""
+    """One has a tail after a level that decodes alone, in a batch with a row with a busy
+    drafter."""
     windows = [(3, 2, 3), (5, 0, 3), (1, 1, 0), (0, 2, 2), (2, 0, 4)]
     policy = SimpleNamespace(next=lambda report: windows[len(report.text) // 5 % 5])
     texts = []
@@ -89,7 +90,7 @@ def test_rows_whose_windows_differ() -> None:
 
 @pytest.mark.parametrize("shared", [0, 1, 2])
 def test_greedy_text_is_the_targets(shared: int) -> None:
-    """Also where the levels below write their keys behind the target's."""
+    """Also where the levels below write their keys after the target's."""
     target = make("llama")
     owner = ps.Level(target)
     copies = [rough(target, 0.005, seed=i) for i in (1, 2)]

@@ -39,7 +39,7 @@ def test_what_is_suspended_or_abandoned_holds_nothing() -> None:
     chain, _ = setting(0, "forward")
     wanted = generate(chain)
     stream = chain.stream([1], 30, temperature=1.0)
-    next(stream)  # and nobody asks for the rest
+    next(stream)  # and drop the rest
 
     def texts() -> Any:
         yield from chain.stream([2], 30, temperature=1.0)

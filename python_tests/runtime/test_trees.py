@@ -30,9 +30,6 @@ def test_statistics_count_levels_of_the_tree_and_nodes() -> None:
     assert level.most == 6
 
 
-# ---- what is refused -----------------------------------------------------------------------------
-
-
 def test_levels_without_trees_are_named() -> None:
     drafter = TreeDrafter(toy.ToyLevel(V, 31), [2])
     operators = TreeEnumerator().operators

@@ -1,4 +1,4 @@
-"""The endpoint through OpenAI's client: every field does what the chain alone does."""
+"""The endpoint through OpenAI's client: every field works as in the chain alone."""
 
 from __future__ import annotations
 
@@ -214,7 +214,6 @@ def test_requests_follow_the_models_own_file() -> None:
 
 
 def answered(tokenizer: Any, body: dict[str, Any], *events: Event) -> dict[str, Any]:
-    """Return the answer to a completion whose request has these events."""
     model = model_of(tokenizer)
     wanted = protocol.read({"prompt": [5], **body}, model, False)
     choices = [protocol.Choice(wanted, model, number) for number in range(len(wanted.options))]
@@ -244,7 +243,7 @@ def test_of_two_ids_with_a_text_the_likelier_counts() -> None:
 
 def test_tokens_that_decide_a_stop_string_are_not_counted() -> None:
     tokenizer = tiny.tokenizer()
-    tokenizer.clean_up_tokenization_spaces = True  # so that " n" waits for what follows
+    tokenizer.clean_up_tokenization_spaces = True  # so that " n" waits for the next token
     ids = tokenizer("a n b", add_special_tokens=False)["input_ids"]
     end = tokenizer(" n", add_special_tokens=False)["input_ids"][-1]
     assert end in ids[:-1]

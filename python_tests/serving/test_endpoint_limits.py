@@ -160,7 +160,6 @@ VALUES = (True, False, 0, 1, 2, "", "x", "auto", [], ["text"], {}, {"x": 1})
 
 
 def test_a_field_that_is_not_read_is_neutral_or_refused(served: Served) -> None:
-    """For any name and any value."""
     model = served.endpoint.model
     neutral = {
         **{"best_of": 1, "modalities": ["text"], "typical_p": 1, "suffix": "", "store": False},
@@ -265,7 +264,7 @@ def test_hosts_are_names_and_addresses(chains: tuple[ps.Chain, ps.Chain]) -> Non
 
 
 class Slow:
-    """A tokenizer that takes a second for each 1,000 characters, by its own count."""
+    """A tokenizer that takes a second for each 1,000 characters, by its count."""
 
     def __init__(self) -> None:
         self.inner, self.seconds = tiny.tokenizer(), 0.0
@@ -488,7 +487,6 @@ def politely(served: Served, number: int) -> str:
 
 @pytest.fixture(scope="module")
 def texts(served: Served) -> list[str]:
-    """The texts of polite requests, each alone."""
     return [
         served.text_alone(
             tiny.prompt_of(tiny.QUESTIONS[number % 4]),
@@ -499,7 +497,7 @@ def texts(served: Served) -> list[str]:
 
 
 def require_as_before(served: Served, before: dict[str, int]) -> None:
-    """Wait until everything that requests and connections have is given back."""
+    """Wait until requests and connections have returned all resources."""
 
     def left() -> dict[str, int]:
         counts = served.counts()
@@ -511,7 +509,6 @@ def require_as_before(served: Served, before: dict[str, int]) -> None:
 
 
 def aborts(served: Served) -> int:
-    """Return how many requests have been aborted."""
     text = httpx.get(f"{served.url}/metrics").text
     (count,) = re.findall(r'request_success_total{finished_reason="abort",.*} (\d+)', text)
     return int(count)
@@ -537,7 +534,7 @@ def test_rude_clients_change_no_text_and_leave_nothing(served: Served, texts: li
                 thread.join()
     require_as_before(served, before)
     assert served.server.running == served.server.waiting == 0
-    # At least those of clients that have read something of their streams.
+    # At least the requests of clients that have read something of their streams.
     assert aborts(served) - aborted >= 2 + 2 + 2 * 3
 
 
@@ -553,7 +550,7 @@ def test_requests_at_once_wait_or_are_told_to(served: Served, texts: list[str]) 
         answers = [b"".join(iter(lambda one=one: one.recv(65536), b"")) for one in crowd]
     states = [answer.split(b" ", 2)[1] for answer in answers]
     assert set(states) == {b"200", b"429"}
-    assert states.count(b"200") >= 68  # slots and places in the queue
+    assert states.count(b"200") >= 68  # slots and queue
     wanted = served.text_alone("x", max_new_tokens=4)
     for answer, state in zip(answers, states, strict=True):
         body = json.loads(answer.partition(b"\r\n\r\n")[2])
@@ -562,7 +559,7 @@ def test_requests_at_once_wait_or_are_told_to(served: Served, texts: list[str]) 
 
 
 def test_requests_leave_nothing(served: Served) -> None:
-    """Count what is allocated, so that a few hundred requests show one object or 6 kB of each."""
+    """Count allocations, so that a few hundred requests show one object or 6 kB of each."""
     count = 800
 
     def ask(number: int) -> None:

@@ -36,7 +36,7 @@ class Anew(toy_rows.Staying):
 
 
 class Lookup(ps.PromptLookup):
-    """A drafter whose proposals every row has for itself."""
+    """A drafter with independent proposals for every row."""
 
 
 def serve(
@@ -130,7 +130,7 @@ def test_texts_do_not_depend_on_who_shares_the_steps(
 
 
 def test_rules_and_alternatives_are_those_of_the_request() -> None:
-    """As `Chain.generate` gives them, beside requests without any."""
+    """As of `Chain.generate`, in one batch with requests without any."""
 
     def chain() -> ps.Chain:
         return ps.Chain([Admitting(VOCAB, 11 + i, 1.2) for i in range(3)], [4, 2])
@@ -228,7 +228,7 @@ def test_levels_of_one_cache_while_rows_leave_and_join() -> None:
 
 
 class Broken(Admitting):
-    """A level that fails behind a token, or has no distribution there."""
+    """A level that fails after a token, or has no distribution there."""
 
     def __init__(self, *given: Any, how: str) -> None:
         super().__init__(*given)
@@ -242,8 +242,6 @@ class Broken(Admitting):
 
 
 class Unwilling:
-    """A drafter that fails for some texts."""
-
     def fork(self) -> Unwilling:
         return Unwilling()
 
@@ -339,7 +337,7 @@ def test_short_prompts_are_read_together_beside_others(kind: str) -> None:
 
 @pytest.mark.parametrize("joins", [[0, 0, 0, 0], [0, 1, 2, 3]])
 def test_a_request_whose_prompt_cannot_be_read_ends_alone(joins: list[int]) -> None:
-    """Read together with others, and beside a batch."""
+    """Read together with others, and while a batch runs."""
     together: list[int] = []
 
     class Refusing(Admitting):
@@ -477,7 +475,7 @@ def test_bad_parameters(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("bound", [0, 1, 2])
 def test_windows_are_bounded_by_request(bound: int) -> None:
-    """As in a chain with such windows, whatever those of the others are."""
+    """As in a chain with these windows, for any windows of the others."""
     levels: list[Any] = [Admitting(VOCAB, 11 + i, 1.2) for i in range(3)]
     chain = ps.Chain(levels, [5, 3], check_vocabulary=False)
     narrow = ps.Chain(
@@ -544,7 +542,7 @@ def test_slots_that_a_level_cannot_serve_are_refused() -> None:
 
 
 def with_lookup(captured: bool) -> tuple[ps.Chain, Graphs | None]:
-    """A chain whose steps the host follows."""
+    """Return a chain with steps that the host follows."""
     graphs = Graphs(Recorder()) if captured else None
     levels = [captured_chains.level(i, 2, f"level {i}", captured) for i in range(2)]
     return ps.Chain([*levels, ps.PromptLookup()], [4, 2], graphs=graphs), graphs
@@ -552,7 +550,7 @@ def with_lookup(captured: bool) -> tuple[ps.Chain, Graphs | None]:
 
 @pytest.mark.parametrize("made", [partial(captured_chains.make, [4, 2]), with_lookup])
 def test_captured_rounds_serve_on_while_rows_join_and_leave(made: Any) -> None:
-    """A recorder stands in for CUDA: graphs replay operators on the memory of their capture."""
+    """Replace CUDA by a recorder: graphs replay operators on the memory of their capture."""
     requests = [
         {"prompt": [1 + i, 2, 3], "max_new_tokens": 12, "temperature": 1.0, "seed": i}
         for i in range(14)

@@ -44,12 +44,12 @@ def head_for(target: Any, kind: str, place: Path, tree: Any = None, **sizes: Any
 def head_of(
     kind: str, vocab: int, place: Path, trees: dict[str, Any], drawn: int | None = None, **draw: Any
 ) -> Any:
-    """Return a head for a target whose embeddings it reads.
+    """Return a head that reads the target's embeddings.
 
     Args:
-        trees: those of "eagle dynamic" and "eagle static", Medusa's and Hydra's.
+        trees: of "eagle dynamic" and "eagle static", Medusa and Hydra.
         drawn: ids that "eagle 3" and heads of blocks draw; None: all.
-        draw: what stands in for the operator.
+        draw: replaces the operator.
     """
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
     target = llama(0, 2, vocab, hidden_size=SIZE, intermediate_size=12, **heads)

@@ -1,4 +1,4 @@
-"""Saved runs of ``benchmarks paper`` made of random numbers, and their JSON lines as they are."""
+"""Saved runs of ``benchmarks paper`` with random numbers, and their raw JSON lines."""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ SPEED = {
 
 
 def method(given: Mapping[str, Any]) -> dict[str, Any]:
-    """With all keys."""
     return {"windows": None, "tree": None, "policy": None, "baseline": False, **given}
 
 
 def facts(temperature: float = 0.0, place: str | None = None, **more: Any) -> dict[str, Any]:
-    """run.json."""
     return {
         "schema": 1,
         "command": "bench paper",
@@ -100,7 +98,6 @@ def turn_of(
 
 
 def failed(line: Mapping[str, Any], error: str) -> dict[str, Any]:
-    """The same turn, failed."""
     nothing = dict.fromkeys(
         ("prompt_tokens", "new_tokens", "seconds", "prefill_seconds", "tokens", "lossless")
     )
@@ -124,7 +121,6 @@ def lines(about: Mapping[str, Any], seed: int = 0, questions: int = 12) -> list[
 
 
 def save(folder: Path, about: Mapping[str, Any], turns: Iterable[Mapping[str, Any]]) -> Path:
-    """The two files of a run."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_text(json.dumps(about))
     (folder / "turns.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in turns))
@@ -132,7 +128,6 @@ def save(folder: Path, about: Mapping[str, Any], turns: Iterable[Mapping[str, An
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """turns.jsonl, by plain JSON."""
     text = (folder / "turns.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 

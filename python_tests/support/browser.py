@@ -17,7 +17,6 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_sh
 
 
 def find() -> str | None:
-    """Return the browser's program, or None."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
@@ -39,7 +38,6 @@ class Page:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Return the result of a command."""
         number = next(self._ids)
         message = {"id": number, "method": method, "params": params}
         if self._session:
@@ -63,20 +61,17 @@ class Page:
         return found
 
     def evaluate(self, script: str) -> Any:
-        """Return the value of an expression."""
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def wait_for(self, script: str, seconds: float = 30.0) -> None:
-        """Wait until an expression is true."""
         end = time.monotonic() + seconds
         while not self.evaluate(script):
             assert time.monotonic() < end, script
             time.sleep(0.05)
 
     def press(self, key: str, code: int, text: str = "") -> None:
-        """Press a key."""
         options: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         kind = "keyDown" if text else "rawKeyDown"
         self.call("Input.dispatchKeyEvent", type=kind, text=text, **options)

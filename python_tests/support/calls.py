@@ -1,4 +1,4 @@
-"""Calls of the operators: what the dispatcher sees, and the same call with rows elsewhere."""
+"""Calls of the operators: as the dispatcher sees them, and the same call with rows elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains of small models with captured steps, and the same ones without."""
+"""Chains of small models with captured steps, and the same chains without."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ def make(
 
 
 def models(chain: ps.Chain) -> list[Any]:
-    """The levels of models, target first."""
     return [*chain.levels, chain.drafter.level]  # type: ignore[union-attr]
 
 

@@ -1,4 +1,4 @@
-"""Rounds without host synchronisation, watched: what the host reads."""
+"""Rounds without host synchronisation, and the reads of the host."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def same_counts(a: ps.Stats, b: ps.Stats) -> None:
 def same_without_the_host(
     followed: ps.Chain, alone: ps.Chain, prompts: Any, *arguments: Any, **options: Any
 ) -> tuple[ps.Output, list[Record]]:
-    """Return what `alone`, as `followed`, generates, and its rounds without the host."""
+    """Return the texts of `alone`, as `followed` generates them, and its rounds without the
+    host."""
     with counted() as rounds:
         wanted = followed.generate(prompts, *arguments, **options)
     assert not rounds
@@ -71,7 +72,7 @@ def same_without_the_host(
 
 
 class Unseeing(TorchDispatchMode):
-    """Refuses what reads a tensor's value on the host."""
+    """Refuses reads of a tensor's value on the host."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -89,7 +90,7 @@ class Seen:
 
 @contextmanager
 def watched(chain: ps.Chain) -> Iterator[Seen]:
-    """Counts what the host sees of rounds without synchronisation, and refuses reads."""
+    """Counts the host's reads in rounds without synchronisation, and refuses others."""
     seen, inside = Seen(), False
     engine: Any = chain.engine
     run, read = engine._run_steps, Queue.read

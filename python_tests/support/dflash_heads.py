@@ -29,7 +29,7 @@ class Variant:
     vocab: int = 40
     mask: int = 39
     block: int = 5
-    target_layers: tuple[int, ...] = (1, 3)  # whose outputs are read
+    target_layers: tuple[int, ...] = (1, 3)  # layers with outputs that the drafter reads
     nested: bool = True  # keys in dflash_config
     draft_vocab: int | None = None
     rank: int = 0
@@ -55,7 +55,6 @@ class Variant:
 
 
 def variants() -> list[Variant]:
-    """Return a variant of every kind."""
     scaled = {"output_multiplier": 0.5, "final_logit_softcapping": 3.0, "input_embedding_scale": 2}
     mixed: dict[str, Any] = {"sliding": (True, False), "window": 4}
     return [
@@ -144,7 +143,6 @@ def weights_of(v: Variant, seed: int = 0) -> Weights:
 
 
 def save(v: Variant, weights: Weights, place: Path, **changes: Any) -> Path:
-    """Write a checkpoint, with `changes` of its configuration."""
     place.mkdir(parents=True, exist_ok=True)
     (place / "config.json").write_text(json.dumps({**config_of(v), **changes}))
     save_file(weights, place / "model.safetensors")
@@ -152,7 +150,7 @@ def save(v: Variant, weights: Weights, place: Path, **changes: Any) -> Path:
 
 
 def target_of(v: Variant, layers: int = 6) -> Any:
-    """Return a random target whose embeddings and output head the drafter may use."""
+    """Return a random target with embeddings and an output head for the drafter."""
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": False}
     sizes = {"hidden_size": v.hidden, "intermediate_size": 8, "eos_token_id": None}
     return sharp(llama(5, layers, v.vocab, **heads, **sizes))

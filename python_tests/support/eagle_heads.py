@@ -63,7 +63,6 @@ class Variant:
 
 
 def variants() -> list[Variant]:
-    """Return a variant of every kind."""
     third: dict[str, Any] = {"version": 3, "own_head": True}
     scaled = {
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -149,8 +148,8 @@ class Random:
         return 1 + 0.3 * torch.randn(size, generator=self.generator)
 
     def layer(self, name: str, v: Any, given: int, biased: str) -> None:
-        """Add the projections and the MLP of a layer that reads `given` features. `biased`: those
-        of "qkvo" that have a bias."""
+        """Add the projections and the MLP of a layer that reads `given` features. `biased`: the
+        letters of "qkvo" with a bias."""
         dim = v.head_dim or v.hidden // v.heads
         queries, keys = v.heads * dim, v.kv_heads * dim
         for key, rows, columns in (
@@ -222,7 +221,7 @@ def save(v: Variant, weights: Weights, place: Path) -> Path:
 
 
 def target_of(v: Variant, layers: int = 8, dtype: torch.dtype = torch.float32) -> Any:
-    """Return a random target of a head, whose embeddings and output head matter."""
+    """Return a random target of a head; only embeddings and output head matter."""
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": False}
     sizes = {"hidden_size": v.feature_width, "intermediate_size": 8}
     model = llama(5, layers, v.vocab, **heads, **sizes).to(dtype)
@@ -237,7 +236,7 @@ class Layers:
 
     Args:
         weights: under the published names.
-        target: whose embeddings and output head it uses where it has none.
+        target: its embeddings and output head replace missing weights.
     """
 
     def __init__(self, v: Any, weights: Weights, target: Any) -> None:
@@ -268,8 +267,8 @@ class Layers:
     def layer(
         self, x: torch.Tensor, given: torch.Tensor, name: str, sees: torch.Tensor, *before: Any
     ) -> torch.Tensor:
-        """Return x behind a layer that reads `given`. `sees`: ``[n, m]`` bool, the keys of a query,
-        of which the first are those of the states `before`."""
+        """Return x after a layer that reads `given`. `sees`: ``[n, m]`` bool, the keys of a query;
+        the first are the keys of the states `before`."""
         x = x + self.attention(given, f"{name}.self_attn", sees, *before)
         given = self.norm(x, f"{name}.post_attention_layernorm")
         gate, up = (self.linear(given, f"{name}.mlp.{key}_proj") for key in ("gate", "up"))
@@ -304,7 +303,7 @@ class Layers:
         scaling = getattr(self.v, "rope_scaling", None)
         if scaling is None:
             return plain
-        # Llama 3.1: long wavelengths are stretched, short ones stay, those between are blended.
+        # Llama 3.1: long wavelengths are stretched, short ones stay, the rest is blended.
         waves = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         if waves < low:
@@ -329,7 +328,7 @@ class Reference(Layers):
 
         Args:
             tokens: x_0 ... x_{N-1}.
-            features: ``[N - 1, F]``, the target's states behind x_0 ... x_{N-2}.
+            features: ``[N - 1, F]``, the target's states after x_0 ... x_{N-2}.
         """
         pairs, rows = list(zip(tokens[1:], self.fused(features.double()), strict=True)), []
         for _ in range(count):
@@ -341,7 +340,8 @@ class Reference(Layers):
     def behind(
         self, pairs: Sequence[tuple[int, torch.Tensor]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits over the target's vocabulary and the state handed on, behind the last pair."""
+        """Return logits over the target's vocabulary and the state handed on, after the last
+        pair."""
         tokens, states = zip(*pairs, strict=True)
         out = self.states(tokens, torch.stack(states))[-1]
         normed = self.norm(out, "norm") if self.v.third else out

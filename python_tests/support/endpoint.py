@@ -61,7 +61,7 @@ class Served:
         self._thread.join()
 
     def counts(self) -> dict[str, int]:
-        """Return what a leak would raise."""
+        """Return the counts that a leak would raise."""
         assert self._loop is not None
         return {
             "tasks": len(asyncio.all_tasks(self._loop)),
@@ -89,7 +89,6 @@ def model_of(tokenizer: Any, *ends: int, **options: Any) -> protocol.Model:
 
 
 def wait_for(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait until a condition holds, and fail where it does not."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "the condition does not hold in time"
@@ -98,19 +97,16 @@ def wait_for(holds: Callable[[], bool], seconds: float = 20.0) -> None:
 
 @contextlib.contextmanager
 def connection(port: int) -> Iterator[socket.socket]:
-    """Open a plain connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as one:
         yield one
 
 
 def head(path: str, length: int, **headers: str) -> bytes:
-    """Return the head of a POST request."""
     lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {length}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "Content-Type: application/json", "", ""]).encode()
 
 
 def post(path: str, body: dict[str, Any] | bytes) -> bytes:
-    """Return a whole POST request."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return head(path, len(data)) + data

@@ -29,8 +29,8 @@ def chi_square(counts: npt.ArrayLike, probs: npt.ArrayLike, least: float = 5.0) 
 
 
 def law_of_texts(table: torch.Tensor, length: int) -> torch.Tensor:
-    """Return the law ``[V ** length]`` of texts whose next token follows row `last` of a table
-    ``[V, V]`` of logits, from last = 0 on."""
+    """Return the law ``[V ** length]`` of texts: the next token follows row `last` of a table ``[V,
+    V]`` of logits, from last = 0 on."""
     steps = table.double().softmax(-1)
     law = steps[0]
     for _ in range(length - 1):
@@ -47,7 +47,7 @@ class Verified(NamedTuple):
 
 
 def verify(p: Floats, q: Floats, block: Sequence[int], rule: str) -> Verified:
-    """Return what a rule does with a block of m tokens (Leviathan et al. 2023; Sun et al. 2024).
+    """Return the result of a rule for a block of m tokens (Leviathan et al. 2023; Sun et al. 2024).
 
     Args:
         p: [m+1, V], the target's.

@@ -23,7 +23,7 @@ def model(seed: int, layers: int) -> Any:
 
 
 class Failing:
-    """A method that fails on its call number `at`, and the one behind it otherwise."""
+    """A method that fails on its call number `at`, and calls the original otherwise."""
 
     def __init__(self, call: Callable[..., Any], at: int, error: BaseException) -> None:
         self.call, self.left, self.error = call, at, error

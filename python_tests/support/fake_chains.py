@@ -56,7 +56,7 @@ def fused_copy(given: Any) -> Any:
 
 
 def in_four_bits(given: Any) -> Any:
-    """A copy as of `ps.quantize_w4`, whose weights have no numbers here."""
+    """Return a copy as of `ps.quantize_w4`, with weights without numbers."""
 
     def make(layers: Any) -> CudaInt4Linear:
         inputs = layers[0].in_features
@@ -91,7 +91,7 @@ def head(target: Any, version: int = 1, layers: int = 1) -> HeadPasses:
 
 
 class _Untried:
-    """In place of `levels.probe.BatchProbe` and `Unchanged`."""
+    """Replaces `levels.probe.BatchProbe` and `Unchanged`."""
 
     one_scale = False
 
@@ -106,8 +106,8 @@ class _Untried:
 
 @contextmanager
 def launches(fuses: bool = True, zeros: bool = False) -> Iterator[fake_cuda.Launches]:
-    """Have levels and chains be made and run on fake tensors, and count what is launched. `fuses`:
-    the layers of all levels are fused; `zeros`: of `fake_cuda.Launches`."""
+    """Run levels and chains on fake tensors, and count launches. `fuses`: the layers of all levels
+    are fused; `zeros`: of `fake_cuda.Launches`."""
 
     def runs(model: Any, _: object = None) -> fused.Runs:
         return fused.Runs(fused_copy(model) if fuses else model, ())
@@ -185,7 +185,7 @@ class Step(NamedTuple):
     Attributes:
         level, tokens: n drafts, the others verify; at most so many tokens.
         launches, uploads: of it.
-        beside: of the launches those that are no pass of a model.
+        beside: launches outside of a model's pass.
     """
 
     level: int
@@ -200,7 +200,7 @@ _PASSES = ((hugging_face.HuggingFaceLevel, "forward"), (HeadPasses, "extend"),
 
 
 def steps_of_a_round(chain: ps.Chain, rows: int = 1, temperature: float = 1.0) -> list[Step]:
-    """Return the steps of a round that is behind a first one."""
+    """Return the steps of a round after a first one."""
     steps: list[Step] = []
     inside: list[Counter[str]] = []
     run = Queue.run
@@ -245,7 +245,7 @@ def steps_of_a_round(chain: ps.Chain, rows: int = 1, temperature: float = 1.0) -
 
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(Queue, "run", watched))
-        # A first round, whose results the host would read, is not followed by another otherwise.
+        # Else no round follows a first round with results for the host.
         patches.enter_context(mock.patch.object(FeatureCache, "begin", allocated))
         for kind, name in _PASSES:
             call = counted(getattr(kind, name))

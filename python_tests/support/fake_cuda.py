@@ -37,7 +37,7 @@ class Launches(TorchDispatchMode):
     """Count the launches of operations on CUDA tensors.
 
     Args:
-        fakes: makes tensors of the host that meet them fake; None: whoever counts further out does.
+        fakes: makes tensors of the host that meet them fake; None: the outer counter does.
         zeros: a read gives zeros, and no `HostRead`.
 
     Attributes:
@@ -125,8 +125,7 @@ def _guard() -> None:
 
 @contextmanager
 def launches(zeros: bool = False) -> Iterator[Launches]:
-    """Have tensors that are made within be fake ones, and count what is launched. `zeros`: of
-    `Launches`."""
+    """Create fake tensors in the block, and count launches. `zeros`: of `Launches`."""
     _guard()
     built = {**_C.build_info(), "cuda": True}
     with (

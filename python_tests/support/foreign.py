@@ -19,7 +19,7 @@ def sources(package: str) -> Path | None:
 
 def signature(folder: Path, module: str, name: str) -> str:
     """Return the parameters of a function, a method "Class.name" or the fields of a class, by name
-    with spaces between; "" of an assignment. LookupError: the module has no such name."""
+    with spaces between; "" of an assignment. LookupError: the module lacks the name."""
     body: list[ast.stmt] = ast.parse((folder / module).read_text(encoding="utf-8")).body
     found: ast.stmt | None = None
     for part in name.split("."):

@@ -1,4 +1,4 @@
-"""Calls that wait inside a chain, in a thread of their own, until a test lets them go on."""
+"""Calls that wait inside a chain, in another thread, until a test lets them go on."""
 
 from __future__ import annotations
 

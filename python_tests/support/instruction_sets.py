@@ -1,4 +1,5 @@
-"""What a test module computes in another process, with another instruction set and more threads."""
+"""Run a function of a test module in another process, with another instruction set and more
+threads."""
 
 from __future__ import annotations
 

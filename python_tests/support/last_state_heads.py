@@ -17,7 +17,7 @@ def medusa(count: int = 3, blocks: int = 1, hidden: int = 32, vocab: int = 64) -
     for i in range(count):
         own = torch.randn(hidden, hidden, generator=generator) / 6
         bias = torch.randn(hidden, generator=generator)
-        for j in range(blocks):  # one block, whose keys repeat
+        for j in range(blocks):  # the same block, under the keys of each
             found[f"{i}.{j}.linear.weight"], found[f"{i}.{j}.linear.bias"] = own, bias
         found[f"{i}.{blocks}.weight"] = torch.randn(vocab, hidden, generator=generator)
     return found

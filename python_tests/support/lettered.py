@@ -19,7 +19,7 @@ BAZ = ["b", "a", "ab", "z"]
 def tokenizer_of(
     words: list[str], byte_level: bool = True, *merges: tuple[str, str], **special: Any
 ) -> Any:
-    """A tokenizer whose id i is ``words[i]``."""
+    """Return a tokenizer with ``words[i]`` as id i."""
     made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, list(merges)))
     if byte_level:
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -28,7 +28,7 @@ def tokenizer_of(
 
 
 class Lettered(toy.ToyLevel):
-    """A toy level with a tokenizer, whose id i is ``words[i]``."""
+    """A toy level with a tokenizer with ``words[i]`` as id i."""
 
     def __init__(self, words: list[str], seed: int, *merges: tuple[str, str]) -> None:
         super().__init__(len(words), seed)

@@ -1,4 +1,4 @@
-"""In place of polyspec_llama: ids count on; llama.cpp's own rule fails at the third."""
+"""Replaces polyspec_llama: ids count on; llama.cpp's rule fails at the third."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ print(json.dumps({{"ids": ids, "seconds": 7.5, "prompt_seconds": 1.5, "levels": 
 
 
 def write(folder: Path) -> list[Path]:
-    """The program, and files in place of a target and a draft."""
+    """Write the program, and empty files for a target and a draft."""
     files = [folder / name for name in ("polyspec_llama", "target.gguf", "draft.gguf")]
     for file in files:
         file.write_text(_PROGRAM.format(python=sys.executable))

@@ -13,12 +13,12 @@ V = 96
 
 
 class Verdict(NamedTuple):
-    """What a level does with some families.
+    """The result of a level for some families.
 
     Attributes:
         served: "batches", "one prompt" or "refused".
-        why: as docs/models.md says it; "" where nothing is to be said.
-        message: pattern of the error that says so; "" where there is none.
+        why: as in docs/models.md; "": no remark.
+        message: pattern of the error; "": no error.
         families: their `model_type`, and variants in brackets.
     """
 
@@ -117,8 +117,7 @@ TABLE = [
     ),
 ]
 
-# Releases of transformers before `AS_IN_TABLE` have these otherwise: what a level makes of them is
-# for its probe to say.
+# Releases of transformers before `AS_IN_TABLE` have these otherwise: the level's probe decides.
 AS_IN_TABLE = (5, 23)
 OTHERWISE_BEFORE = (
     *("big_bird", "ctrl", "doge", "gemma3n_text", "glm_moe_dsa", "megatron-bert", "moshi"),
@@ -137,7 +136,7 @@ def table_rows() -> list[str]:
     ]
 
 
-# What all configurations that have the name are given.
+# Arguments of all configurations that have the name.
 _NAMES = {
     0: "pad_token_id",
     1: "bos_token_id n_shared_experts n_group topk_group encoder_layers",
@@ -267,7 +266,7 @@ def config_of(family: str) -> Any | None:
 
 
 def model_of(family: str) -> Any | None:
-    """A random model whose greedy texts vary; None: transformers lacks the family."""
+    """Return a random model with varied greedy texts; None: transformers lacks the family."""
     config = config_of(family)
     if config is None:
         return None

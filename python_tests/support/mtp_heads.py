@@ -111,11 +111,11 @@ class Head:
 
 
 class Reference:
-    """Heads with random weights: the layers of each are those of another model of the family.
+    """Heads with random weights: the layers of each come from another model of the family.
 
     Args:
         family: of `FAMILIES`.
-        target: of which they read embeddings and output head.
+        target: the heads read its embeddings and output head.
         heads: how many; the first drafts.
     """
 
@@ -149,7 +149,7 @@ class Reference:
 
     @torch.no_grad()
     def behind(self, tokens: Sequence[int], states: torch.Tensor) -> torch.Tensor:
-        """Return the first head's states ``[n, H]`` behind pairs of tokens and states."""
+        """Return the first head's states ``[n, H]`` after pairs of tokens and states."""
         head = self.heads[0]
         embeds = self.target.get_input_embeddings()(torch.tensor(tokens))[None]
         pair = [head.embed_norm(embeds), head.state_norm(states[None])]
@@ -169,7 +169,7 @@ class Reference:
     def draft(
         self, text: Sequence[int], states: torch.Tensor, drafted: Sequence[int]
     ) -> torch.Tensor:
-        """Return the logits ``[n, V]`` that the `drafted` tokens behind a text are drawn from."""
+        """Return the logits ``[n, V]`` that the `drafted` tokens after a text are drawn from."""
         tokens, rows = [*text, *drafted], []
         for _ in drafted:
             behind = self.behind(tokens[1:][: len(states)], states)
@@ -222,7 +222,6 @@ class Reference:
 
 
 def save(target: Any, tensors: dict[str, torch.Tensor], place: Path) -> Path:
-    """Write the checkpoint of a target, with a head's tensors among its own."""
     target.save_pretrained(place)
     file = place / "model.safetensors"
     save_file({**load_file(file), **tensors}, file, metadata={"format": "pt"})
@@ -230,6 +229,5 @@ def save(target: Any, tensors: dict[str, torch.Tensor], place: Path) -> Path:
 
 
 def change_config(place: Path, **values: Any) -> None:
-    """Write other values into the configuration of a checkpoint."""
     file = place / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))

@@ -35,7 +35,7 @@ needs_tools = pytest.mark.skipif(not (CMAKE and CXX), reason="needs cmake and a 
 def run(
     *command: object, check: bool = True, **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
-    """Return what a command has printed; `variables`: of its environment, None: absent."""
+    """Return the output of a command; `variables`: of its environment, None: absent."""
     words = [str(word) for word in command]
     every = {**os.environ, "PATH": TOOLS, "POLYSPEC_CUDA": "OFF", **variables}
     env = {name: value for name, value in every.items() if value is not None}
@@ -54,7 +54,7 @@ def loaded(path: Path) -> ModuleType:
 
 
 def cmake_build(source: Path, build: Path, *options: str) -> None:
-    """Build without the slower optimisations: what is optimised in full is tested by CTest."""
+    """Build without the slower optimisations: CTest tests the full optimisation."""
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=TOOLS) else []
     options = ("-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", *options)
     run(CMAKE, "-S", source, "-B", build, *generator, *options)
@@ -76,9 +76,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def installer(folder: Path) -> Callable[[str], Path]:
-    """Return what gives the prefix of the library without CUDA, "static" or "shared", and builds it
-    when first asked. Both have the same objects. The prefix is moved after the installation:
-    nothing in it may name a place."""
+    """Return a function that builds the library without CUDA, "static" or "shared", at the first
+    call, and returns its prefix. Both have the same objects. The prefix is moved after the
+    installation: no file in it may name a folder."""
 
     def install(kind: str) -> Path:
         with locked(folder):

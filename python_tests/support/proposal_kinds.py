@@ -15,7 +15,7 @@ from polyspec_ext.drafters import Context, Proposal
 
 @dataclass(frozen=True)
 class Kind:
-    """What a proposal is like.
+    """The form of a proposal.
 
     Attributes:
         dtype: of its logits; None: it is deterministic.
@@ -34,7 +34,7 @@ FIXED = Kind(None)
 
 
 class Various:
-    """A drafter whose proposals are of the kind that `kind` says, by request and round.
+    """A drafter with proposals of kind `kind`, by request and round.
 
     Its float32 logits have digits that no narrower dtype holds. `sample` draws its tokens.
     """
@@ -93,10 +93,10 @@ def text_distributions(
     others: int = 0,
     **options: Any,
 ) -> list[dict[tuple[int, ...], float]]:
-    """The exact distribution of each row's text; the other rows' draws stay as they are.
+    """Return the exact distribution of each row's text; the other rows' draws are fixed.
 
     Args:
-        enumerator: whose operators the chain has.
+        enumerator: of the chain's operators.
     """
     found = []
     for number, prompt in enumerate(prompts):

@@ -27,8 +27,6 @@ sampling = st.fixed_dictionaries(
 
 
 class Row(NamedTuple):
-    """A request of a batch."""
-
     prompt: list[int]
     max_new_tokens: int
     eos: list[int]
@@ -51,7 +49,6 @@ class Shape(NamedTuple):
     sync_each_step: bool | None
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments of `Chain`."""
         return self._asdict()
 
 
@@ -87,13 +84,12 @@ def run(chain: ps.Chain, batch: list[Row], cache_prompt: bool = False) -> list[A
 
 
 def new_tokens(row: Any, request: Row) -> list[int]:
-    """Return what a row of `run` has behind its prompt."""
     tokens: list[int] = row.tokens[len(request.prompt) :]
     return tokens
 
 
 def require_same_alone(levels: list[Any], shape: Shape, batch: list[Row], rows: list[Any]) -> None:
-    """Compare rows of `run` with those of a chain one by one, with the host in each step."""
+    """Compare rows of `run` with the rows of a chain one by one, with the host in each step."""
     options = shape._replace(sync_each_step=None).options()
     chain = ps.Chain(levels, **options, check_vocabulary=False)
     for request, row in zip(batch, rows, strict=True):

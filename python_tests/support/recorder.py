@@ -1,12 +1,11 @@
-"""A recorder of steps that stands in for CUDA graphs on the CPU, and caches that behave as on a
-device.
+"""A recorder of steps instead of CUDA graphs on the CPU, and caches that behave as on a device.
 
-Like a graph, a recording is the list of operators that the step called, with the very tensors it
-called them with. A replay calls them again, on this memory and on nothing else, and runs no Python
-of the step: what the step would find elsewhere by then is not found. Like a capture, recording has
-no effect on the device, and refuses what would read a value on the host.
+Like a graph, a recording is the list of operators that the step called, with the same tensors. A
+replay calls them again, on this memory and on nothing else, and runs no Python of the step: a
+tensor that the step would now find elsewhere is not found. Like a capture, recording has no effect
+on the device, and refuses reads of a value on the host.
 
-What this cannot show, that CUDA captures the operators, is checked where there is a GPU.
+Tests on a GPU check that CUDA captures the operators.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class _Call(NamedTuple):
     operator: Any
     arguments: tuple[Any, ...]
     options: dict[str, Any]
-    made: list[tuple[int, torch.Tensor]]  # outputs that are neither views nor written in place
+    made: list[tuple[int, torch.Tensor]]  # outputs that are neither views nor in-place results
 
     def again(self) -> None:
         result = self.operator(*self.arguments, **self.options)
@@ -43,16 +42,16 @@ class _Call(NamedTuple):
 
 
 class Recording(TorchDispatchMode):
-    """Records what is called meanwhile, for `undo` and `replay`.
+    """Records the operators in its block, for `undo` and `replay`.
 
     Args:
         fails_at: the operator of this number is not called and raises.
         undoes: whether `undo` will be called.
 
     Attributes:
-        outside: tensors that the operators used and none of them has made, by storage.
-        trace: what was called, with which memory and numbers: a line per operator. What an operator
-            has made is named by its number.
+        outside: tensors that the operators used and did not return, by storage.
+        trace: calls with memory and numbers: a line per operator. A result is named by its
+            operator's number.
     """
 
     def __init__(self, fails_at: int | None = None, undoes: bool = True) -> None:
@@ -94,7 +93,7 @@ class Recording(TorchDispatchMode):
         for _, tensor in made:
             self._inside[storage_of(tensor)] = tensor
             self._numbers.setdefault(storage_of(tensor), len(self._numbers))
-        if made or func._schema.is_mutable:  # else it gave a view, which stands
+        if made or func._schema.is_mutable:  # else it gave a view, which stays
             self._calls.append(_Call(func, args, options, made))
         return result
 
@@ -123,7 +122,7 @@ class Recorder:
         fails_at: see `Recording`; of every step.
 
     Attributes:
-        fails_at: as given.
+        fails_at: see `Recording`.
         latest: the last recording, successful or not.
         tried: number of recordings.
     """
@@ -145,10 +144,10 @@ class Recorder:
 
 
 class WatchedGraphs(Graphs):
-    """Graphs of a recorder, and what became of steps.
+    """Graphs of a recorder, and the results of steps.
 
     Attributes:
-        steps: that were run, in whatever way.
+        steps: that were run, in any way.
         captures, replays: by kind.
         keys: replays of all keys.
         seen: the key and the recording of every capture.
@@ -200,7 +199,6 @@ def traces_of_keys(graphs: Graphs) -> Iterator[dict[Any, list[list[str]]]]:
 
 
 def addresses(key: Any) -> set[int]:
-    """All that a key names."""
     if isinstance(key, MemoryKey):
         return {one[0] for one in key.tensors} | addresses(key.form)
     return set().union(*map(addresses, key)) if isinstance(key, list | tuple) else set()
@@ -215,7 +213,7 @@ class OnADevice(RollbackCache):
 
 
 def on_a_device(model: Any, batch_size: int, **options: Any) -> RollbackCache:
-    """A cache whose lengths are written at once and in place, as on CUDA."""
+    """A cache with lengths that are written at once and in place, as on CUDA."""
     cache = RollbackCache.for_model(model, batch_size, **options)
     cache.rows.on_cpu = False
     return cache

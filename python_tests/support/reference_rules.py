@@ -2,10 +2,10 @@
 token, bit for bit.
 
 It is written from the C++ headers (`types.hpp`, `sample.hpp`, `verify.hpp`, `verify_tree.hpp`,
-`philox.hpp`), which say in words what is done here, and calls neither torch nor the compiled
-module; a copy of this file works on its own. It is slow, knows one request at a time and expects
+`philox.hpp`), which describe the rules in words, and calls neither torch nor the compiled
+module; a copy of this file works alone. It is slow, knows one request at a time and expects
 rows that have a distribution (a finite maximum, no NaN) and draft tokens that the draft can
-propose. EOS and length cuts (`CutParams`) only shorten what comes out of it.
+propose. EOS and length cuts (`CutParams`) only shorten the result.
 
 A row of logits is a float32 array ``[V]`` (bfloat16 and float16 widen without rounding)::
 
@@ -27,13 +27,13 @@ TRIES = 8  # to draw a correction by rejection
 EXP2 = (0.00015353362, 0.0013398874, 0.009618437, 0.055503324, 0.24022648, 0.6931472, 1.0)
 
 Array = np.ndarray[Any, Any]
-# (tokens after `position`, purpose, node = 0) -> 64 bits; None for `TRY`: no try is made
+# (tokens after `position`, purpose, node = 0) -> 64 bits; None for `TRY`: no try follows
 Draw = Callable[..., int | None]
 
 
 class Distribution(NamedTuple):
-    """Of one row: integer `masses` [V] with sum `mass`, and what `RowStatistics` keeps of it.
-    `temperature` is as it was applied; 0: one-hot at the argmax."""
+    """Of one row: integer `masses` [V] with sum `mass`, and the values of `RowStatistics`.
+    `temperature` is the applied one; 0: one-hot at the argmax."""
 
     logits: Array
     masses: Array
@@ -209,7 +209,7 @@ def verify(
     rule: str = "token",
     target_to_draft: Sequence[int] | None = None,
 ) -> tuple[list[int], list[float]]:
-    """What is emitted for a block of m draft tokens, and the log-probabilities.
+    """Return the tokens emitted for a block of m draft tokens, and the log-probabilities.
 
     target: m + 1 rows (fewer where the token rule rejects before). draft: m rows, or None for a
     deterministic proposal. target_to_draft: [V] draft ids, -1 for none.
@@ -225,7 +225,7 @@ def verify(
     def stands(i: int, probability: float) -> bool:
         return uniform(drawn(draw(i, ACCEPT))) < probability
 
-    kept, left = 0, None  # what the last token is drawn from; None: from row `kept` itself
+    kept, left = 0, None  # left: the last token's weights; None: row `kept`
     if target[0].temperature == 0:
         while kept < m and block[kept] == target[kept].masses.argmax():
             kept += 1
@@ -259,8 +259,9 @@ def buckets(p: Distribution, q: Array) -> Array:
 
 
 def laws(held: Sequence[int], total: float, top: int, count: int) -> list[float]:
-    """By bucket, what times q is the distribution of the first in the highest bucket of `count`
-    children that are below `top`. `held`: the masses of q by bucket, `total` their sum."""
+    """By bucket, the factor that turns q into the distribution of the first in the highest bucket
+    of `count` children that are below `top`. `held`: the masses of q by bucket, `total` their
+    sum."""
     below, lower, values = float(sum(held[:top])), 0, [0.0] * len(held)
     for bucket in range(top):
         lo, hi = float(lower) / below, float(lower + held[bucket]) / below
@@ -285,9 +286,9 @@ class Paths(NamedTuple):
     def below(
         self, row: int, depth: int, scale: float, root: bool = False
     ) -> tuple[list[int], Residual | None] | None:
-        """The nodes behind a row that stand and what the next token is drawn from, None: the last
-        one's row; or None, if neither `row` nor any node behind it stands. `depth`: nodes above
-        the row, `scale`: P(one of them stands)."""
+        """Return the accepted nodes after a row and the weights of the next token, None: the last
+        node's row; or None, if neither `row` nor any node after it is accepted. `depth`: nodes
+        above the row, `scale`: P(one of them is accepted)."""
         p, q = self.target[row], self.draft[row]
         children = [i for i, parent in enumerate(self.parents) if parent == row - 1]
 
@@ -343,11 +344,11 @@ def verify_tree(
     target_to_draft: Sequence[int] | None = None,
     rule: str = "token",
 ) -> tuple[list[int], list[float], list[int]]:
-    """What is emitted for a tree of n draft tokens, the log-probabilities, and the nodes of the
-    path that stands.
+    """Return the tokens emitted for a tree of n draft tokens, log-probabilities, and accepted
+    nodes.
 
-    target: n + 1 rows, behind the root and behind each node. draft: n + 1, what the children behind
-    each were drawn from; None: they are deterministic.
+    target: n + 1 rows, after the root and after each node. draft: n + 1 rows, from which the
+    children of each were drawn; None: the children are deterministic.
     """
     every = np.arange(len(target[0].masses))
     ids = every if target_to_draft is None else np.asarray(target_to_draft)
@@ -358,7 +359,7 @@ def verify_tree(
     while row is not None:
         p, q, depth = target[row], draft[row], len(path)
         children = [i for i, parent in enumerate(parents) if parent == row - 1]
-        stands, left = None, None  # the child that does, and what the others have left of p
+        stands, left = None, None  # the accepted child, and the rest of p after the others
         if rule == "block" and q is not None and p.temperature > 0 and children:
             paths = Paths(target, nodes, parents, draft, draw, ids)
             found = paths.below(row, depth, 1.0, root=True)

@@ -17,8 +17,8 @@ from polyspec_ext.sampling import Sampling
 from polyspec_ext.tensors import RowParameters
 
 # Batches and vocabularies. On a device with clusters 33001 tokens are spread over one; three
-# requests have their rows read at once, twelve are too many for that and each is walked by a
-# cluster of its own.
+# requests have their rows read at once, twelve are too many for that and a separate cluster walks
+# each.
 SHAPES = [(3, 1), (3, 33), (3, 4097), (3, 33001), (12, 33001)]
 
 
@@ -69,7 +69,7 @@ def sample_and_verify(batch: int, vocab: int, dtype: torch.dtype, device: str) -
 
 
 def draw(batch: int, vocab: int, dtype: torch.dtype, device: str) -> None:
-    """Two tokens one behind the other, whose rows are handed up."""
+    """Draw two tokens in turn, with rows for the level above."""
     tokens = torch.zeros(batch, 2, dtype=torch.int64, device=device)
     status = torch.zeros(batch, 2, dtype=torch.int32, device=device)
     rows = torch.zeros(batch, 2, vocab, dtype=dtype, device=device)
@@ -93,7 +93,7 @@ def draw(batch: int, vocab: int, dtype: torch.dtype, device: str) -> None:
 
 
 def tree(target: torch.Tensor, draft: torch.Tensor, options: dict[str, float]) -> None:
-    """Two children of the root: the likeliest ones, and ones that were drawn."""
+    """Draw two children of the root: the likeliest tokens, and drawn tokens."""
     batch, device = target.shape[0], target.device
     parents = torch.full((batch, 2), -1, device=device)
     drawn = [ps.sample(draft, position=0, level=2, node=i, **options).tokens for i in range(2)]

@@ -39,7 +39,7 @@ def save(root: Path) -> Path:
 
 
 def end_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What chains of three levels generate ends with another token than it should."""
+    """Change the last token of texts of chains of three levels."""
     generate = ps.Chain.generate
 
     def wrong(self: ps.Chain, *args: Any, **options: Any) -> ps.Output:

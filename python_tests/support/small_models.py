@@ -55,7 +55,7 @@ def make(family: str, layers: int = 2, seed: int = 0, vocab: int = V, **sizes: i
 
 @torch.no_grad()
 def sharp(model: Any, deviation: float = 0.25) -> Any:
-    """Return the model with other matrices, which tell positions apart."""
+    """Return the model with other matrices, with clearly different positions."""
     for p in model.parameters():
         if p.dim() > 1:
             p.normal_(0, deviation)
@@ -89,7 +89,6 @@ def wide(
 
 @torch.no_grad()
 def plain_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
-    """Greedy decoding without any cache."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(

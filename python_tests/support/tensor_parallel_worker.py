@@ -1,4 +1,4 @@
-"""One rank of `test_tensor_parallel`: a chain whose target is sharded over all ranks.
+"""One rank of `test_tensor_parallel`: a chain with a target sharded over all ranks.
 
 Run by torchrun with the folder of the models; every rank writes the tokens it saw there.
 """
@@ -36,7 +36,7 @@ RUNS: list[dict[str, Any]] = [
 
 
 def texts(*levels: Any) -> list[list[list[int]]]:
-    """What the chain of `levels` generates, run by run, without a policy and then with one."""
+    """Return the texts of the chain of `levels`, run by run, without a policy and then with one."""
     made = []
     for policy in (None, ps.policies.Joint()):
         chain = ps.Chain(list(levels), [3, 2], policy=policy)

@@ -1,4 +1,4 @@
-"""What an engine tells drafters that read hidden states."""
+"""Inputs, from an engine, of drafters that read hidden states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from polyspec_ext.tensors import RowCounts, RowParameters, padded
 def told(
     layers: Sequence[int], features: Sequence[torch.Tensor], begins: Sequence[int]
 ) -> HiddenStates:
-    """What is told: the states of row b are ``features[b]``, the layers' side by side."""
+    """Return the input of a draft: the states of row b are ``features[b]``, the layers' side by
+    side."""
     width = max(len(own) for own in features)
     size = features[0].shape[1] // len(layers)
     states = {layer: torch.full((len(features), width, size), 7.0) for layer in layers}
@@ -31,7 +32,8 @@ def told(
 def draft_input(
     texts: Sequence[Sequence[int]], lengths: Sequence[int], hidden: HiddenStates | None
 ) -> DraftInput:
-    """A greedy draft of ``lengths[b]`` tokens behind ``texts[b]``; None: no states are told."""
+    """Return the input of a greedy draft of ``lengths[b]`` tokens after ``texts[b]``; None: without
+    states."""
     batch = len(texts)
     if hidden is None:
         none = torch.zeros(batch, dtype=torch.int64)
@@ -63,7 +65,7 @@ def draft_input(
 
 
 def drawn_from(head: ps.Eagle, block: DraftBlock, row: int) -> torch.Tensor:
-    """What the tokens of a row were drawn from, ``[N, V]`` float64: -inf for ids without entry."""
+    """Return the logits of the tokens of a row, ``[N, V]`` float64: -inf for ids without entry."""
     id_map = head.capabilities.id_map
     return id_map.spread(block.rows.logits[row], head.vocab_size).double()
 
@@ -75,9 +77,8 @@ def prompts(batch: int) -> PromptBatch:
 def rounds_of(
     head: Any, vocab: int, size: int
 ) -> Iterator[tuple[list[list[int]], list[torch.Tensor], HiddenStates]]:
-    """Yield two texts of different lengths, their states, and what `head` is told before a draft:
-    behind a prompt, behind tokens that were accepted or rejected, and with states that replace
-    earlier ones.
+    """Yield two texts of different lengths, their states, and the input of `head` before a draft:
+    after a prompt, after accepted or rejected tokens, and with states that replace earlier states.
 
     Args:
         size: of a layer's states.
@@ -96,7 +97,7 @@ def rounds_of(
     texts, new = [[*texts[0], 3, 1, 2], [*texts[1][:4], 6, 0]], random(3, 2)
     states = [torch.cat([states[0], new[0]]), torch.cat([states[1][:3], new[1]])]
     yield texts, states, told(layers, new, [8, 3])
-    # The target tells other states of the latest tokens, and of one more of row 1.
+    # The target passes on other states of the latest tokens, and of one more of row 1.
     texts, better = [texts[0], [*texts[1], 4]], random(2, 3)
     states = [torch.cat([own[:-2], others]) for own, others in zip(states, better, strict=True)]
     yield texts, states, told(layers, better, [9, 3])

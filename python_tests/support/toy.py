@@ -1,9 +1,8 @@
 """Toy levels with tabulated distributions, their exact distributions, and the exact distribution of
-what a chain emits.
+a chain's output.
 
-A toy level computes its logits from the tokens in its own "cache", so a cache cut at the wrong
-place shows in the output. Everything here is double precision Python, independent of the code
-under test.
+A toy level computes its logits from the tokens in its "cache", so a wrong cut shows in the output.
+Everything here is double precision Python, independent of the code under test.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ DEAD = -1  # ends a text that no token may follow
 
 
 class ToyLevel:
-    """A level whose next-token logits are a table over the last two tokens.
+    """A level with next-token logits that are a table over the last two tokens.
 
     Args:
         vocab_size: V.
@@ -123,7 +122,7 @@ def masked(logits: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
 
 
 def drawing(sample: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-    """`ops.verification.draw` by what stands in for `ps.sample`."""
+    """Return `ops.verification.draw` with `sample` instead of `ps.sample`."""
 
     def draw(
         logits: torch.Tensor,
@@ -177,12 +176,12 @@ def total_variation(p: dict[tuple[int, ...], float], q: dict[tuple[int, ...], fl
 
 
 class Enumerator:
-    """Stands in for chance: walks through every outcome of every draw, with its exact probability.
+    """Replaces chance: walks through every outcome of every draw, with its exact probability.
 
     A chain takes its `operators`. Each call works out the possible outcomes and their probabilities
     from the logits the chain hands over, picks the next one not tried yet, and lets the production
-    operator produce it by handing it draws that lie just inside that outcome. A row whose logits
-    are NaN has no part in a call.
+    operator produce it by handing it draws that lie just inside that outcome. A row of NaN logits
+    has no part in a call.
 
     Attributes:
         weight: probability of the outcomes of this run so far.
@@ -204,8 +203,8 @@ class Enumerator:
         return Operators(self.draw, self.verify)
 
     def only(self, seed: int | None, others: int = 0) -> None:
-        """From now on the draws of the row of a batch with this seed are enumerated; None: of all
-        rows. The others' draws all have the outcome that `others` picks from the possible ones."""
+        """Enumerate the draws of the row of a batch with this seed from now on; None: of all rows.
+        The others' draws all have the outcome that `others` picks from the possible outcomes."""
         self._seed, self._others = seed, others
 
     def runs(self) -> Iterator[None]:
@@ -244,7 +243,7 @@ class Enumerator:
         return token, self._bits((sum(weights[:token]) + weights[token] / 2) / total)
 
     def _row(self, seed: Any, b: int) -> None:
-        """The next draws are those of row b."""
+        """Begin the draws of row b."""
         self._fixed = self._seed is not None and of_row(seed, b) != self._seed
 
     def sample(
@@ -329,8 +328,8 @@ class Enumerator:
         sampling: dict[str, float],
         target_to_draft: torch.Tensor | None,
     ) -> tuple[int, list[int], list[int], int]:
-        """Return the accepted draft tokens of one row, what it emits, and the bits. Without a row
-        of the target behind the draft tokens there is no bonus."""
+        """Return the accepted draft tokens of one row, the emitted tokens, and the bits. Without a
+        row of the target after the draft tokens there is no bonus."""
         size, count = target.shape[1], len(drafted)
         p = [distribution(row, **sampling) for row in target]
         q = [[float(x == y) for x in range(size)] for y in drafted]
@@ -402,7 +401,7 @@ class Enumerator:
 def chain_distribution(
     enumerator: Enumerator, generate: Callable[[], Sequence[int]]
 ) -> dict[tuple[int, ...], float]:
-    """Exact distribution of what `generate` returns, every draw enumerated."""
+    """Return the exact distribution of the output of `generate`, with every draw enumerated."""
     texts: dict[tuple[int, ...], float] = {}
     for _ in enumerator.runs():
         text = tuple(generate())
@@ -437,7 +436,6 @@ def make_levels(count: int, vocab: int = 3, scale: float = 1.0) -> list[ToyLevel
 
 
 def of_sizes(*vocabs: int) -> list[ToyLevel]:
-    """Return a level of each of these vocabularies."""
     return [ToyLevel(vocab, 1 + i) for i, vocab in enumerate(vocabs)]
 
 

@@ -43,7 +43,7 @@ class Listed:
 
 
 class Clock:
-    """Tells a policy times that follow the tokens, so that windows depend on both."""
+    """Passes times to a policy that follow the tokens, so that windows depend on both."""
 
     def __init__(self, policy: Adaptive) -> None:
         self.policy = policy

@@ -1,4 +1,4 @@
-"""Toy levels of batches, whose logits follow the row's cache, and rows that differ."""
+"""Toy levels of batches with logits that follow the row's cache, and rows that differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOCAB = 20
 
 
 class Output:
-    """A buffer for all logits that a level returns; what was in it before is gone."""
+    """A buffer for all logits that a level returns; a pass overwrites the last."""
 
     def __init__(self) -> None:
         self.buffer = torch.empty(0, 0, 0)
@@ -26,7 +26,7 @@ class Output:
         batch, keep, vocab = logits.shape
         if self.buffer.shape[0] < batch or self.buffer.shape[1] < keep:
             self.buffer = torch.empty(batch, max(keep, 16), vocab)
-        # Some distribution, as no NaN would be: an error is not what a user would see.
+        # Some distribution, as no NaN would be: an error is not the symptom that a user would see.
         self.buffer.copy_(torch.linspace(-2, 2, vocab).expand_as(self.buffer))
         view = self.buffer[:batch, :keep]
         view.copy_(logits)
@@ -34,7 +34,7 @@ class Output:
 
 
 class Rows(toy.ToyLevel):
-    """A toy level with one cache per row. What means nothing comes back as NaN."""
+    """A toy level with one cache per row. Meaningless values come back as NaN."""
 
     supports_batches = True
 
@@ -134,12 +134,12 @@ class Staying(Rows):
         return tokens
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
-        """What the host is told is what is there."""
+        """Check the lengths passed to the host."""
         assert [len(cache) for cache in self.caches] == list(lengths)
 
 
 class Admitting(Staying):
-    """A toy level whose batch rows can join."""
+    """A toy level with batch rows that can join."""
 
     capabilities = LevelCapabilities(
         batches=True, device_lengths=True, keeps_lengths=True, admits=True, reads_together=True

@@ -119,12 +119,12 @@ class StayingTrees(TreeLevel):
 
 
 class TreeDrafter:
-    """Trees whose nodes have `widths[depth]` children each.
+    """Trees with `widths[depth]` children of each node.
 
     Args:
-        table: behind a node's ancestors, the distribution of its children.
-        sample: draws the children, each independently, as `ps.sample` does; None: they are the
-            likeliest ones.
+        table: by a node's ancestors, the distribution of its children.
+        sample: draws the children, each independently, as `ps.sample` does; None: the likeliest
+            tokens.
     """
 
     name, max_length = "tree", None
@@ -211,8 +211,6 @@ class TreeDrafter:
 
 
 class TreeResult(NamedTuple):
-    """As `ps.verify_tree` gives it."""
-
     tokens: torch.Tensor
     num_accepted: torch.Tensor
     path: torch.Tensor
@@ -307,7 +305,6 @@ class TreeEnumerator(Enumerator):
         return self.choose(left), None
 
     def _statistics(self, target: torch.Tensor, made: TreeResult, options: Any) -> torch.Tensor:
-        """Of the rows that tokens were drawn from."""
         import polyspec_ext as ps
 
         out = made.statistics
@@ -323,8 +320,8 @@ class TreeEnumerator(Enumerator):
 def likeliest_tree(
     logits: Callable[[tuple[int, ...]], torch.Tensor], k: int, depth: int, total: int
 ) -> set[tuple[int, ...]]:
-    """Return EAGLE-2's tree by the logits behind a path: of every level the k likeliest nodes have
-    k children each; of all, the total - 1 likeliest."""
+    """Return EAGLE-2's tree by the logits after a path: of every level the k likeliest nodes have k
+    children each; of all, the total - 1 likeliest."""
     scores: dict[tuple[int, ...], float] = {}
     level: list[tuple[int, ...]] = [()]
     for _ in range(depth):

@@ -1,4 +1,4 @@
-"""What a file of tensors must not hold."""
+"""Code that a file of tensors must not contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM engines in processes of their own, forked from this one, and the laws of tiny targets."""
+"""vLLM engines in separate processes, forked from this one, and the laws of tiny targets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from benchmarks.law import LENGTH, PROMPT, VOCAB, p_value
 from polyspec_ext.integrations.vllm import Options
 
-# What vLLM learns of a kind of model, for which it starts an interpreter, stays in its environment.
+# vLLM starts an interpreter to inspect a kind of model; the cache is in vLLM's environment.
 os.environ.setdefault("VLLM_CACHE_ROOT", str(Path(sys.prefix) / "cache"))
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -29,7 +29,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # log-probabilities compile for half a minute
 os.environ.setdefault("NUMBA_DISABLE_JIT", "1")  # vLLM's n-grams, which compile for a minute
 
-V = VOCAB  # LENGTH: tokens of a text whose law is enumerated
+V = VOCAB  # LENGTH: tokens of a text with an enumerated law
 CHAIN = "polyspec_ext.integrations.vllm.chain.ChainProposer"
 
 _CHAIN = {"method": "custom_class", "model": CHAIN, "num_speculative_tokens": 3}
@@ -56,7 +56,7 @@ LEVELS: dict[str, dict[str, Any]] = {
 
 
 def sizes(layers: int) -> dict[str, Any]:
-    """Return what configurations of tiny models have in common."""
+    """Return the common settings of configurations of tiny models."""
     return {
         "vocab_size": V,
         "hidden_size": 64,
@@ -80,7 +80,7 @@ def save_llama(folder: Path, seed: int, layers: int) -> Path:
 
 
 class Law:
-    """The law of the first tokens behind a prompt, by enumeration."""
+    """Return the law of the first tokens after a prompt, by enumeration."""
 
     def __init__(
         self, folder: Path, prompt: Sequence[int] = PROMPT, ids: Sequence[int] = range(V)
@@ -149,19 +149,16 @@ def run(job: Callable[..., Any], *args: Any, **config: Any) -> Any:
 
 
 def texts(engine: Any, prompts: Sequence[Sequence[int]], parameters: Any) -> list[list[int]]:
-    """Return the ids that an engine generates."""
     given = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
     outputs = engine.generate(given, parameters, use_tqdm=False)
     return [list(one.token_ids) for output in outputs for one in output.outputs]
 
 
 def counters(engine: Any) -> dict[str, int]:
-    """Return vLLM's counters by name."""
     return {one.name: int(one.value) for one in engine.get_metrics() if hasattr(one, "value")}
 
 
 def configuration(models: Path, speculation: str, **settings: Any) -> dict[str, Any]:
-    """Return the configuration of an engine with the plug-in."""
     if speculation in LEVELS:
         levels = LEVELS[speculation]["levels"]
         names = [str(models / name) if (models / name).exists() else name for name in levels]
@@ -175,7 +172,6 @@ def configuration(models: Path, speculation: str, **settings: Any) -> dict[str, 
 
 
 def options(settings: Any, speculation: dict[str, Any] | None = None, ranks: int = 1) -> Options:
-    """Return what the settings of an engine are read as."""
     config = SimpleNamespace(
         additional_config={"polyspec": settings},
         speculative_config=None if speculation is None else SimpleNamespace(**speculation),

@@ -1,4 +1,4 @@
-"""The build: stubs that match the module, the source distribution, what a missing tool says."""
+"""The build: stubs that match the module, the source distribution, the error of a missing tool."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_importing_the_operators_does_not_import_transformers() -> None:
     assert done.stdout.strip() == "False", done.stderr
 
 
-# What the module uses of libtorch. All of it is in torch 2.11.0; look a new symbol up there.
+# The symbols of libtorch that the module uses. All are in torch 2.11.0; look a new symbol up there.
 IN_TORCH_2_11 = """
     aoti_torch_abi_version aoti_torch_create_device_guard aoti_torch_delete_device_guard
     aoti_torch_delete_library_object aoti_torch_delete_tensor_object aoti_torch_device_type_cpu
@@ -143,7 +143,7 @@ def test_module_needs_nothing_newer_than_torch_2_11() -> None:
 
 
 def build_with(tmp_path: Path, blocked: str = "", tools: str = "") -> str:
-    """What setup.py says when `blocked` cannot be imported and PATH holds only `tools`."""
+    """Return the output of setup.py if `blocked` cannot be imported and PATH holds only `tools`."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for tool in tools.split():
@@ -251,7 +251,7 @@ GPU_STEPS = (
     "rounds of the target", "bench paper",
     "sanitizer memcheck", "sanitizer racecheck", "sanitizer synccheck", "sanitizer initcheck",
 )  # fmt: skip
-# What a build leaves: a module, and programs that end as `code` says.
+# The results of a build: a module, and programs that end as `code` says.
 BUILT = (
     "for one in cuda_test graph_life_test verify_shapes; do "
     'echo exit {code} >"$2/$one"; chmod +x "$2/$one"; done; touch "$2/_C.so"'
@@ -261,8 +261,8 @@ BUILT = (
 def gpu_script(
     tmp_path: Path, steps: str = ".*", **commands: str
 ) -> tuple[int, list[list[str]], str, Path]:
-    """Exit code, the table's rows as (step, result), what is printed below the table and OUT, of
-    .ci/gpu with stubs for commands."""
+    """Return the exit code, the table's rows as (step, result), the text below the table and OUT,
+    of .ci/gpu with stubs for commands."""
     folder, out, build = tmp_path / "bin", tmp_path / "out", tmp_path / "build"
     folder.mkdir()
     for name, body in commands.items():
@@ -315,7 +315,7 @@ def test_gpu_script_builds_for_the_steps_that_are_asked_for(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_gpu_script_asks_the_device_after_a_step_that_is_late(tmp_path, answers) -> None:
-    """Goes on where it answers; else synccheck runs on one tiny case and nothing behind it."""
+    """Go on where it answers; else synccheck runs on one tiny case and nothing after it."""
     cases = f"*make_parser*) exit 124 ;; *torch.ones*) exit {1 - answers} ;;"
     python = f'case "$*" in {cases} esac; echo "$*"'
     code, rows, below, out = gpu_script(tmp_path, cmake=cmake_stub(), python=python)
@@ -369,7 +369,7 @@ def operator_names() -> list[str]:
 
 @needs_cmake
 def test_source_distribution_can_be_configured(tmp_path: Path) -> None:
-    """Build from a copy without earlier builds, whose files setuptools would pack as well."""
+    """Build from a copy without earlier builds, because setuptools would pack their files."""
     tree, out, unpacked = tmp_path / "tree", tmp_path / "out", tmp_path / "unpacked"
     written = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info", ".*", "build", "dist")
     shutil.copytree(ROOT, tree, ignore=written)

@@ -32,7 +32,6 @@ SHORT = ("--max-new-tokens", "5")
 
 @pytest.fixture(scope="module")
 def instruct(tmp_path_factory: pytest.TempPathFactory, untrained: Path) -> Path:
-    """A model whose tokenizer has `TEMPLATE`."""
     return with_template(untrained, tmp_path_factory.mktemp("instruct"), TEMPLATE)
 
 
@@ -53,7 +52,6 @@ def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, 
 def talk(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lines: str, *words: object
 ) -> tuple[int, str, list[str]]:
-    """What ``chat`` prints, and the prompts that it made."""
     seen: list[str] = []
     begin = ps.Chain.begin
 
@@ -105,7 +103,7 @@ def test_what_is_no_conversation_is_refused(messages, error, text) -> None:
         chat.chat_prompt(tiny.tokenizer(), messages)
 
 
-# Reads every content, as Qwen's do, and writes those of three roles, without their reasoning.
+# Reads every content, as Qwen's do, and writes contents of three roles, without their reasoning.
 ROLES = (
     "{% for m in messages %}{% set text = (m.content or '').split('</think>')[-1] | trim %}"
     "{% if m.role in ['system', 'user', 'assistant'] %}[{{ m.role }}]{{ text }}"
@@ -141,7 +139,7 @@ def test_a_message_that_the_template_leaves_out_is_refused(role, content) -> Non
     silent.chat_template = ROLES.replace("'system', ", "")
     with pytest.raises(ValueError, match=r"^system: the chat template leaves out the content"):
         chat.chat_text(silent, [QUESTION], "S")
-    # Messages whose contents are edited, or empty, are not left out.
+    # Messages with edited or empty contents are not left out.
     kept = [{"role": "assistant", "content": "<think>x</think> so "}, {"role": role, "content": ""}]
     assert chat.chat_text(with_roles(), [QUESTION, *kept]) == "[user]Hi[assistant]so[assistant]"
 
@@ -226,7 +224,7 @@ def test_generate_applies_the_template_of_the_target(capsys, instruct) -> None:
         status, out, _ = call(capsys, *words, *options, "--json")
         report = json.loads(out)
         assert (status, report["prompt"]) == (0, prompt)
-        # The tokens are those of that text, with nothing in front but what --raw needs.
+        # The tokens are the text's, after nothing but the tokens that --raw needs.
         own = tiny.tokenizer()(prompt, add_special_tokens="--raw" in options, return_tensors="pt")
         plain = model.generate(**own, max_new_tokens=5, do_sample=False)
         assert report["tokens"] == plain[0, own.input_ids.shape[1] :].tolist()
@@ -362,7 +360,7 @@ def test_a_system_prompt_that_the_template_refuses_changes_nothing(capsys, monke
     ["", "sys.modules['readline'] = None", "import readline; readline.__doc__ = 'libedit'"],
 )
 def test_pasted_lines_are_one_message(before: str, tmp_path: Path) -> None:
-    """In a terminal, which puts marks around what is pasted, and without readline as well."""
+    """In a terminal, which puts marks around pasted lines, and without readline as well."""
     pty = pytest.importorskip("pty")
     off = tmp_path / "inputrc"  # as readline before 8.1 has it
     off.write_text("set enable-bracketed-paste off\n")
@@ -518,7 +516,7 @@ def test_a_chain_answers_messages(instruct: Path) -> None:
     assert "".join(pieces) == answer.text == tokenizer.decode(tokens, skip_special_tokens=True)
     assert answer.stats.num_new_tokens == len(tokens)
     assert answer.message == {"role": "assistant", "content": answer.text}
-    # The conversation goes on, with a system prompt as its first message or beside it.
+    # The conversation goes on, with a system prompt in its first message or as one.
     messages += [answer.message, {"role": "user", "content": "So?"}]
     second = chain.chat(messages, 4, temperature=1.0, seed=3, system="S")
     same = chain.chat([{"role": "system", "content": "S"}, *messages], 4, temperature=1.0, seed=3)
@@ -642,7 +640,8 @@ def test_chat_refuses(untrained: Path, tmp_path: Path, instruct: Path) -> None:
 
 
 def test_the_tokenizers_end_ends_an_answer(instruct: Path) -> None:
-    """As of fine-tunes whose configuration names another: the answer went on into the next turn."""
+    """As of fine-tunes with another end in their configuration: the answer went on into the next
+    turn."""
     chain = ps.Chain([str(instruct)], pack=False)
     level, tokenizer = chain.levels[0], tiny.tokenizer()
     level.model.generation_config.eos_token_id = level.model.config.eos_token_id = 7

@@ -1,4 +1,4 @@
-"""The command line, on a chain of untrained models behind POLYSPEC_TINY."""
+"""The command line, on a chain of untrained models of POLYSPEC_TINY."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_generate_with_a_chain_of_ones_own(capsys, untrained) -> None:
 
 
 def uncounted(options: list[str]) -> int:
-    """Of the options, those that name no level."""
+    """Return the options that name no level."""
     return sum(word.startswith("--") and word not in ("--middle", "--draft") for word in options)
 
 
@@ -290,7 +290,7 @@ def test_a_missing_word_shows_the_help(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def python(*words: str, stdout: Any = subprocess.PIPE, **more: str) -> subprocess.Popen[bytes]:
-    """The command line in a process of its own, with pipes for its output."""
+    """Run the command line in a separate process, with pipes for its output."""
     # Output is buffered, as it is for most users.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"} | more
     command = [sys.executable, "-m", "polyspec_ext", *words]
@@ -347,7 +347,6 @@ def test_the_console_script_is_the_same_command(capsys, monkeypatch) -> None:
 
 
 def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """A parser and those of its subcommands."""
     yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -1,6 +1,6 @@
 """The way in for C and C++: an installation, and csrc/examples/embed and the C test built on it.
 
-Nothing of the source tree is on the include path of what is built here, and no torch.
+The builds have nothing of the source tree on the include path, and no torch.
 """
 
 import json
@@ -42,7 +42,7 @@ def program(prefix: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def text() -> Path:
-    """POLYSPEC_TEST_TEXT, else the one beside the example."""
+    """Return POLYSPEC_TEST_TEXT, else the text next to the example."""
     return Path(os.environ.get("POLYSPEC_TEST_TEXT") or EXAMPLE / "text.txt")
 
 
@@ -111,7 +111,7 @@ def test_policies_change_no_text(program: Path, text: Path, policy: str) -> None
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_tail(program: Path, text: Path, prompt: str, rule: str) -> None:
-    """Two tokens of the drafter's behind the six that the middle hands up; all drafts are kept."""
+    """Two tokens of the drafter after six of the middle; all drafts are kept."""
     flags = ["--orders", "4,4,4", "--windows", "6,2", "--tail", 2, "--rule", rule]
     top, middle, drafter = generate(program, text, *flags, "--tokens", 72).levels
     assert (top.verifications, top.proposed, top.accepted, top.emitted) == (8, 64, 64, 72)
@@ -236,7 +236,7 @@ void snippet(const void* file, int64_t bytes) {{
 
 @pytest.mark.skipif(CC is None, reason="needs a C compiler")
 def test_snippets_of_the_page_compile(prefix: Path, tmp_path: Path) -> None:
-    """Those with llama.cpp are test_llama's."""
+    """test_llama has the snippets with llama.cpp."""
     inside_c = native_builds.snippets("c")
     inside_cxx = [one for one in native_builds.snippets("cpp") if "Llama" not in one]
     assert (len(inside_c), len(inside_cxx)) == (1, 1)

@@ -2,7 +2,7 @@
 
 llama.cpp's prebuilt library and SmolLM2 (150 MB) come from package registries once and are kept in
 the user's cache folder; the tests are skipped where they cannot be had. One thread everywhere:
-those of ggml spin while they wait, which takes very long on a busy machine.
+threads of ggml spin while they wait, which takes very long on a busy machine.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def test_greedy_text_is_the_plain_one(program, smollm2, plain, levels, options) 
     for text in texts:
         top, *_, last = text["levels"]
         assert top["emitted"] == len(text["ids"])
-        # One token more than stands from each verification, but behind an EOS that stands.
+        # One token more than the accepted tokens of each verification, except after an accepted
+        # EOS.
         cut = top["accepted"] + top["verifications"] - top["emitted"]
         assert cut == 0 or (cut == 1 and text["ended"] == "eos")
         assert 0 < text["prompt_seconds"] < text["seconds"]
@@ -175,7 +176,7 @@ def test_distribution_is_the_targets(program, small, levels, options) -> None:
     assert p_value(texts) > 1e-6
     proposed = sum(text["levels"][0]["proposed"] for text in texts)
     accepted = sum(text["levels"][0]["accepted"] for text in texts)
-    assert 0.02 < accepted / proposed < 0.98  # both what stands and what does not is seen
+    assert 0.02 < accepted / proposed < 0.98  # accepted and rejected tokens both occur
     if levels == 2 and "token" in options:  # the test would see another model's texts
         assert p_value(generate(program, files[2], *asked)) < 1e-6
 
@@ -237,13 +238,13 @@ def test_an_interrupted_comparison_keeps_what_was_measured(compare, tmp_path, mo
     plain, chain = report["temperatures"]["0.0"]
     assert (plain["name"], chain["name"]) == ("plain", "two levels, token rule")
     assert (plain["texts"], chain["texts"], chain["agrees"]) == (2, 1, 1)
-    # Of the prompt that both were asked: 4 tokens in 5 seconds against 2, in 4 against 1 behind it.
+    # On the common prompt: 4 tokens in 5 seconds against 2, after it in 4 against 1.
     assert chain["over_plain"] == pytest.approx(2 / 5)
     assert chain["decoding_over_plain"] == pytest.approx(1 / 4)
 
 
 def test_a_peer_takes_turns(compare: Any, tmp_path: Path) -> None:
-    """compare.py reads the figures of llama-speculative-simple off what it prints."""
+    """compare.py reads figures in the output of llama-speculative-simple."""
     program = tmp_path / "peer"
     program.write_text(
         "#!/bin/sh\necho 'decoded   12 tokens in    2.000 seconds'\necho 'n_accept  = 8' >&2\n"

@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def loaded(path: str) -> ModuleType:
-    """Load a file below python_tests as a module."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "python_tests" / path)
     assert spec is not None
     assert spec.loader is not None

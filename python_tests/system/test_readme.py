@@ -1,4 +1,4 @@
-"""README, docs and examples: programs run, commands parse, links lead, tables are made."""
+"""README, docs and examples: programs run, commands parse, links lead, tables are filled."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WORDS, LINES, README_LINES = 30, 180, 180
 
 
 class Block(NamedTuple):
-    """A fenced block: of which page, in which language ("": none is named), and what it says."""
+    """A fenced block: its page, its language ("": none is named), and its text."""
 
     page: str
     language: str
@@ -60,7 +60,7 @@ PYTHON = [block for block in BLOCKS if block.language == "python"]
 
 # ---- programs ------------------------------------------------------------------------------------
 
-# What the blocks say of their results, by a name that the block has.
+# The blocks' statements of their results, by a name that the block has.
 CLAIMS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "r": lambda names: names["r"].tokens.shape == (2, 5),
     "same_text": lambda names: names["same_text"],
@@ -70,7 +70,8 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.page)
 def test_a_python_block_runs_by_itself(block: Block) -> None:
-    """As a reader would paste it, with the shipped models and what the page says it needs."""
+    """Run it as a reader would paste it, with the shipped models and the requirements of the
+    page."""
     if block.page == "docs/grammar.md":
         pytest.importorskip("llguidance")
     names: dict[str, Any] = {}
@@ -90,7 +91,7 @@ def test_no_program_stands_in_two_places() -> None:
     assert len(set(texts)) == len(texts)
 
 
-# The last line that each prints, or what it begins with.
+# The last line that each prints, or its begin.
 PRINTED = {
     "fits_in_memory": "passes of the target: ",
     "in_generate": "as without a chain: True",
@@ -130,7 +131,7 @@ def test_every_example_stands_on_a_page() -> None:
 # ---- commands ------------------------------------------------------------------------------------
 
 
-# What a command's options look for on the disk: a model, and a program that `make` builds.
+# The files that a command's options look for: a model, and a program that `make` builds.
 STAND_INS = {
     "DIR": tiny.path("target"),
     "build/llama/program/polyspec_llama": Path(__file__),

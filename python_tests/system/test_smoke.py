@@ -59,7 +59,7 @@ for name in names:
 
 
 def _required(name: str, known: set[str]) -> set[str]:
-    """Add a distribution to `known`, and those that it requires without extras."""
+    """Add a distribution to `known`, and its requirements without extras."""
     if name not in known:
         with contextlib.suppress(metadata.PackageNotFoundError):
             requirements = map(Requirement, metadata.requires(name) or [])
@@ -111,7 +111,7 @@ def test_sample_and_verify(dtype: torch.dtype) -> None:
         torch.stack([ps.sample(draft[:, i], temperature=0.0).tokens for i in range(4)], 1),
         draft.float().argmax(-1),
     )
-    # A target that is its own draft accepts everything.
+    # A target that drafts for itself accepts everything.
     target = torch.cat([draft, torch.randn(3, 1, 1000).to(dtype)], 1)
     for rule in ("token", "block"):
         result = ps.verify(target, tokens, draft, seed=3, position=0, rule=rule, top_k=50)

@@ -23,7 +23,6 @@ KINDS = ("byte-level", "unigram", "fallback", "wordpiece", "suffix", "words")
 
 
 def trained(kind: str) -> Tokenizer:
-    """A tokenizer of a few hundred tokens."""
     options: dict[str, Any] = {"show_progress": False, "special_tokens": ["<unk>", "<s>"]}
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if kind == "byte-level":
@@ -198,7 +197,7 @@ def test_decoding_costs_so_many_tokens_for_each(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["byte-level", "unigram", "wordpiece"])
 def test_text_comes_with_its_tokens(kind: str) -> None:
-    """Held back is at most what tidying may still change."""
+    """Hold back at most the text that tidying may still change."""
     tokenizer = tokenizer_of(kind, kind != "byte-level")
     decoder, shown = TextDecoder(tokenizer), ""
     for token in tokenizer(TEXTS[0]).input_ids:
@@ -208,7 +207,7 @@ def test_text_comes_with_its_tokens(kind: str) -> None:
 
 
 def test_unknown_tidying_loses_nothing() -> None:
-    """A tokenizer of the user's may change what was shown: the text goes on from what is common."""
+    """A user's tokenizer may change text already shown: the text goes on from the common part."""
 
     class Capitals:
         def convert_ids_to_tokens(self, token: int) -> str:

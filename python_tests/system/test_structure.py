@@ -1,5 +1,4 @@
-"""How the package is put together: imports form no cycle, and nobody uses another module's private
-names.
+"""Imports of the package form no cycle, and no module uses another's private names.
 
 The sources are read, not imported, so imports under TYPE_CHECKING and inside functions count.
 """
@@ -22,8 +21,7 @@ from polyspec_ext import rooms, tiny
 
 ROOT = Path(polyspec_ext.__file__).parent
 
-# What is known to be wrong. An entry that is not found any more fails the test as well, so they
-# can only shrink.
+# Known errors. An entry that is not found any more fails the test as well, so they can only shrink.
 KNOWN_CYCLES: set[frozenset[str]] = set()
 KNOWN_FOLDER_CYCLES: set[frozenset[str]] = set()
 KNOWN_PRIVATE: set[tuple[str, str]] = set()
@@ -54,8 +52,7 @@ LAYERS = (
 # The table of rooms imports them at the first use of a name.
 AT_FIRST_USE = "polyspec_ext.rooms"
 
-# Named with an underscore by somebody else, for everybody: methods of named tuples, the extension
-# module, torch's own.
+# Public names with an underscore: methods of named tuples, the extension module, torch's names.
 PUBLIC = {
     "_asdict", "_fields", "_make", "_replace",  # typing.NamedTuple
     "_C",  # the compiled module
@@ -176,7 +173,7 @@ def foreign_private_names(tree: ast.Module) -> Iterator[str]:
                 if _private(alias.name) and inside:
                     yield alias.name
         elif isinstance(node, ast.Attribute) and _private(node.attr) and node.attr not in own:
-            # What a base class has under `self` is the class's own.
+            # Names that a base class has under `self` are the class's.
             owner = ast.unparse(node.value)
             if owner in ("self", "cls", "super()") or owner.split(".")[0] in LIBRARIES:
                 continue
@@ -194,7 +191,7 @@ def test_folders_form_no_cycle() -> None:
 
 
 def upward(graph: Mapping[str, set[str]], layers: Sequence[set[str]]) -> set[tuple[str, str]]:
-    """Imports, by folder, of what does not lie in an earlier layer; "" is the root."""
+    """Return imports, by folder, from later layers; "" is the root."""
     floor = {name: number for number, row in enumerate(layers) for name in row}
     found = set()
     for name, others in folded(graph).items():
@@ -301,7 +298,7 @@ for sampling in ({}, options):
 
 
 def run_without(folder: Path, gone: set[str]) -> str:
-    """Import what is left, and generate with three levels; return the tokens."""
+    """Import the remaining modules, and generate with three levels; return the tokens."""
     without_rooms(folder, gone)
     left = [m for m in sources(ROOT, "polyspec_ext") if room_of(m) not in gone]
     extras = ("polyspec_ext.__main__", "polyspec_ext.serving.api")  # which runs, and needs packages
@@ -318,7 +315,7 @@ def test_the_core_runs_alone(tmp_path: Path) -> None:
     assert run_without(tmp_path, set(ROOMS)) == whole.stdout
 
 
-# Tests of what the core promises that need no room.
+# Tests of promises of the core that need no room.
 CORE_TESTS = ("kv_cache/test_rollback.py", "runtime/test_batches.py")
 
 
@@ -420,7 +417,7 @@ def test_functions_of_the_core_are_short() -> None:
 
 
 def calls_of(run: Callable[[], object]) -> tuple[int, int]:
-    """Count the calls of the package's functions, and those that enter another file."""
+    """Count the calls of the package's functions, and the calls that enter another file."""
     files: list[str] = []
 
     def note(frame: Any, event: str, _: object) -> None:

@@ -1,4 +1,4 @@
-"""The public surface: what ``help`` shows, what the package exports, and with which signatures.
+"""The public surface: the text of ``help``, the exports of the package, and their signatures.
 
 python python_tests/system/test_surface.py    # writes signatures.txt anew, for review
 """
@@ -27,7 +27,7 @@ SIGNATURES = Path(__file__).with_name("signatures.txt")
 
 
 def documented(thing: type) -> set[str]:
-    """Names that ``help(thing)`` lists as the class's own methods and attributes."""
+    """Return the names that ``help(thing)`` lists as methods and attributes of the class."""
     text = pydoc.plain(pydoc.render_doc(thing))
     names = set(re.findall(r"^ \|  (\w+)(?:\(| = |$)", text, re.MULTILINE))
     return {name for name in names if not name.startswith("_")} - {thing.__name__}
@@ -53,13 +53,13 @@ def test_every_shipped_drafter_is_public() -> None:
 
 
 def is_drafter(kind: type) -> bool:
-    """Whether it is a drafter that can be made, and no contract."""
+    """Whether it is a drafter with a constructor, and no contract."""
     drafts = hasattr(kind, "propose") or hasattr(kind, "draft")
     return drafts and not getattr(kind, "_is_protocol", False)
 
 
 def test_dir_and_completion_show_the_public_names_only() -> None:
-    """In a process of its own, where nothing but the package has been imported yet."""
+    """In a separate process, where nothing but the package has been imported yet."""
     code = """
 import rlcompleter
 import polyspec_ext as ps
@@ -131,7 +131,7 @@ def test_repr_of_a_chain_of_ones_own_levels() -> None:
     ]
 
 
-# Public classes whose methods users call. Of the others the rest is between them and the engine.
+# Public classes with methods for users. Of the others the rest is between them and the engine.
 CALLED = (
     "Chain",
     "Drafter",
@@ -145,8 +145,8 @@ CALLED = (
 
 
 def signature(thing: Any) -> str:
-    """With annotations and defaults as they are written, in the same words in every Python; "" of
-    the compiled module's, and of exceptions that take what all do."""
+    """With annotations and defaults in the source's words, which are the same in every Python; ""
+    of the compiled module's, and of exceptions with the common arguments."""
     try:
         text = str(inspect.signature(thing))
     except ValueError:
@@ -156,7 +156,7 @@ def signature(thing: Any) -> str:
 
 
 def members(name: str, kind: type) -> Iterator[str]:
-    """A class, and what users call of it."""
+    """Return a class, and the members that users call."""
     if issubclass(kind, enum.Enum):
         yield f"{name}: {', '.join(f'{one.name} = {one.value}' for one in kind)}"
         return

@@ -29,7 +29,6 @@ MTP = replace(SMALL, version=0, draft_vocab=None, inner=None)
 
 
 def own_texts(model: Any, count: int) -> list[Document]:
-    """What the model says to random prompts of four tokens."""
     generator = torch.Generator().manual_seed(1)
     ids = model.config.vocab_size
     prompts = torch.randint(0, ids, (count, 4), generator=generator).tolist()
@@ -131,7 +130,7 @@ class _Stopped(Exception):
 
 @pytest.mark.parametrize("settings", [SMALL, MTP], ids=["eagle3", "mtp"])
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(settings, tmp_path, monkeypatch) -> None:
-    """Bit for bit, from the middle of a block, whose states the target reads again."""
+    """Compare bit for bit, from the middle of a block; the target reads its states again."""
     model = make("llama", 4).requires_grad_(False)
     documents = own_texts(model, 16)
 
@@ -203,7 +202,7 @@ def test_rows_are_the_same_whenever_they_are_asked_for() -> None:
     part = fresh.rows(13, 9)
     assert torch.equal(part.tokens, whole.tokens[13:22])
     assert torch.equal(part.learnt, whole.learnt[13:22])
-    # Where a token stands in its document says whether it is learnt.
+    # The position of a token in its document decides whether it is learnt.
     assert torch.equal(whole.learnt, whole.tokens % 100 >= 3)
 
 

@@ -12,12 +12,12 @@ import vllm_engines as engines
 from transformers import PreTrainedTokenizerFast
 
 NUMBER = 1500
-ALLOWED = 8  # ids from 0 on: about half of what is drafted
+ALLOWED = 8  # ids from 0 on: about half of the drafted tokens
 
 
 @pytest.fixture(scope="module")
 def lettered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of models whose ids are the characters 0 ... 9, a ... e, and an end."""
+    """Return a folder of models with the characters 0 ... 9, a ... e, and an end as ids."""
     root = tmp_path_factory.mktemp("lettered")
     vocabulary = {word: i for i, word in enumerate([*"0123456789abcde", "<end>"])}
     tokenizer = PreTrainedTokenizerFast(

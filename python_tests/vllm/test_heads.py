@@ -1,4 +1,4 @@
-"""What vLLM drafts with heads of the target and with suffixes keeps the target's texts and law."""
+"""Drafts in vLLM of the target's heads and of suffixes keep the target's texts and law."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 64  # of hidden states
 
 
 def random(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Return weights: matrices at random, norms and biases of ones."""
+    """Return weights: random matrices, norms and biases of 1."""
     generator = torch.Generator().manual_seed(5)
     return {
         name: 0.15 * torch.randn(shape, generator=generator)
@@ -29,7 +29,7 @@ def random(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
 
 
 def layer(prefix: str, width: int = WIDTH) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a layer whose attention reads `width` numbers a token."""
+    """Return the shapes of a layer with attention that reads `width` numbers a token."""
     square = (WIDTH, WIDTH)
     return {
         **{f"{prefix}self_attn.{name}_proj.weight": (WIDTH, width) for name in "qkv"},
@@ -97,7 +97,7 @@ def suffix(root: Path) -> dict[str, Any]:
 
 
 def answers(engine: Any) -> dict[str, Any]:
-    """Return greedy texts, seeded ones together and alone, others, and accepted drafts."""
+    """Return greedy texts, seeded texts together and alone, others, and accepted drafts."""
     import vllm
 
     greedy = vllm.SamplingParams(temperature=0.0, max_tokens=24, detokenize=False)

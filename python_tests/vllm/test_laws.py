@@ -1,4 +1,4 @@
-"""Texts of vLLM with the plug-in have exactly the target's law, whatever drafts."""
+"""Texts of vLLM with the plug-in have exactly the target's law, with every drafter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals by name of what the plug-in does not serve, when an engine is configured."""
+"""Refusals, by name, of unsupported options of the plug-in, when an engine is configured."""
 
 from __future__ import annotations
 

