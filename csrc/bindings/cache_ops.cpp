@@ -1,9 +1,8 @@
 // The cache operators of polyspec/kv_cache.hpp for torch's dispatcher, on the LibTorch stable ABI
 // (target 2.11).
 //
-// Caches are written in place and stand in the schemas as such. What is checked here is what memory
-// safety needs: kinds, shapes and strides. No tensor's value is read on the host; what only the
-// data can tell comes back as status bits.
+// Caches are inputs and outputs, as the schemas say. Checks here cover memory safety: kinds, shapes
+// and strides. No tensor's value is read on the host; errors in the data come back as status bits.
 #include <algorithm>
 #include <tuple>
 #include <vector>
@@ -42,7 +41,7 @@ Rows rows_of(const Tensor& tensor) {
 
 using Appended = std::tuple<Tensor, Tensor>;
 
-// Fills all of NewTokens but the outputs, and checks new keys and values beside a cache of `heads`
+// Fills all of NewTokens but the outputs, and checks new keys and values against a cache of `heads`
 // heads.
 polyspec::NewTokens new_tokens(const Tensor& cache_keys, const Tensor& cache_values,
                                const Tensor& keys, const Tensor& values, const Tensor& lengths,
@@ -160,7 +159,7 @@ Tensor truncate_pages(const Tensor& block_table, const Tensor& held, const Tenso
 }
 
 // `pointers` [2, l] holds the data pointers of the keys and the values, on their device, so that no
-// call has to copy them there. The lists say what is written to, and give shape and strides.
+// call has to copy them there. The lists name the written tensors, and give shape and strides.
 Appended compact_tree(std::vector<Tensor> keys, std::vector<Tensor> values, const Tensor& pointers,
                       const Tensor& lengths, const Tensor& path) {
   STD_TORCH_CHECK(!keys.empty() && keys.size() == values.size(),

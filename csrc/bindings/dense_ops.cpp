@@ -7,7 +7,7 @@ namespace {
 
 using namespace bindings;
 
-// The shape of a matrix beside rows [.., inputs].
+// The shape of a matrix for rows [.., inputs].
 polyspec::DenseShape shape_of(const Tensor& rows, const char* name, int64_t outputs) {
   STD_TORCH_CHECK(rows.dim() == 2, name, ": expected 2 dimensions, got ", rows.dim());
   expect_unit_stride(rows, name);

@@ -1,5 +1,5 @@
-// State rows in the host's memory, as Python drives them: what an operator's call for each question
-// would cost more than the answer does is one call here, and plain numbers come back.
+// State rows in the host's memory, for drivers in Python: one call here replaces several operator
+// calls, which would cost more than their work, and returns plain numbers.
 #include "host_rounds.hpp"
 
 #include <pybind11/numpy.h>
@@ -33,8 +33,8 @@ struct HostStep {
   uint64_t number = 0;  // no other step has it
   int32_t level = 0;
   int64_t most = 0;            // the largest of `lengths`
-  int64_t lag = 0;             // no row has more tokens to read in front of these
-  bool last = true;            // the logits wanted stand behind the last of [t] tokens in all rows
+  int64_t lag = 0;             // no row has more tokens to read before these
+  bool last = true;            // the wanted logits follow the last of [t] tokens in all rows
   bool even = true;            // all of `lengths` are `most`
   bool tail = false;           // some row drafts a tail
   std::vector<int64_t> group;  // rows with a part
@@ -42,13 +42,13 @@ struct HostStep {
   std::vector<int64_t> counts, first, lengths, positions, rounds;
   Array<int64_t> input_ids;  // [b, t]
 
-  // [b, most], the tokens to verify among those to read.
+  // [b, most], the tokens to verify among the tokens to read.
   Array<int64_t> pending() const {
     const int64_t b = input_ids.shape(0), width = input_ids.shape(1);
     Array<int64_t> made({b, most});
     for (int64_t row = 0; row < b; ++row) {
       for (int64_t i = 0; i < most; ++i) {
-        // Behind a row's own tokens nothing is read, so its last one may stand there.
+        // Entries after a row's tokens are not read, so its last token may fill them.
         const int64_t at = std::clamp<int64_t>(first[row] + 1 + i, 0, width - 1);
         made.mutable_at(row, i) = input_ids.at(row, at);
       }
@@ -59,11 +59,11 @@ struct HostStep {
 
 using Entry = std::array<int64_t, RoundShape::kPerStep>;
 
-// What a step has brought.
+// The outcome of a step.
 struct HostReport {
   std::vector<Entry> entries;              // [b], see RoundShape::Log
   std::vector<std::vector<int64_t>> kept;  // [n, b]
-  std::vector<int32_t> cut;                // levels whose cache holds more than that of some row
+  std::vector<int32_t> cut;                // levels with more cached in some row
   int64_t status = 0;                      // bits of all entries
   Array<int64_t> slots;                    // [b, w]
 };
@@ -88,12 +88,12 @@ class HostRounds {
     std::fill_n(plan_.mutable_data(), plan_.size(), 0);
   }
 
-  // Of the step that `next` gave last, [kPlanRows, b]: one table, which every step writes anew, so
-  // that whoever reads it wraps it once.
+  // Of the last step of `next`, [kPlanRows, b]: one table, which every step overwrites, so that a
+  // reader wraps it once.
   const Array<int64_t>& plan() const { return plan_; }
 
-  // Drafts first, then the deepest verification, so that rows that lag behind find the others at
-  // the same level.
+  // Drafts first, then the deepest verification, so that late rows find the others at the same
+  // level.
   std::optional<HostStep> next() {
     polyspec::ScheduleDueParams due;
     due.in = rounds();
@@ -231,9 +231,9 @@ class HostRounds {
 
   RoundShape shape_;
   Array<int64_t> words_, eos_, plan_;
-  uint64_t due_number_ = new_number();  // of the step to report, which nobody has at first
+  uint64_t due_number_ = new_number();  // of the step to report, unused at first
   std::vector<int64_t> due_;
-  std::vector<int32_t> none_;  // statuses of steps that tell none
+  std::vector<int32_t> none_;  // statuses of steps without status
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// When spans of keys are spread over the threads beside the heads of keys (polyspec/attention.hpp).
+// When spans of keys are spread over the threads in addition to the heads of keys
+// (polyspec/attention.hpp).
 #pragma once
 
 #include "polyspec/attention.hpp"

@@ -118,7 +118,7 @@ polyspec::KvCache cache_of(const Tensor& tensor, const char* name, const Tensor&
   return cache;
 }
 
-// The same with caches [b, groups, c, d] in place of batch, groups and the outputs of keys and
+// The same with caches [b, groups, c, d] instead of batch, groups and the outputs of keys and
 // values; lengths and counts [b].
 std::tuple<Tensor, Tensor> rotary_append(const Tensor& x, const OptTensor& bias,
                                          const Tensor& cosine, const Tensor& sine,

@@ -1,6 +1,6 @@
-// The Python module polyspec_ext._C: the scheduler, what was built, and (by being loaded) the
-// operators of torch_ops.cpp. Its stubs are polyspec_ext/_C.pyi; python_tests/system/test_build.py
-// compares the two.
+// The Python module polyspec_ext._C: the scheduler, the build's properties, and (by being loaded)
+// the operators of torch_ops.cpp. Its stubs are polyspec_ext/_C.pyi;
+// python_tests/system/test_build.py compares the two.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

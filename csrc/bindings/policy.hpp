@@ -1,4 +1,4 @@
-// What module.cpp adds to the module from policy.cpp.
+// Definitions of policy.cpp that module.cpp adds to the module.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -12,7 +12,7 @@ namespace {
 
 using namespace bindings;
 
-// The state rows [B, words]; what their width leaves is the text's.
+// The state rows [B, words]; the rest of their width is the text's.
 polyspec::RoundParams rounds(const Tensor& state, int64_t levels, int64_t steps) {
   STD_TORCH_CHECK(levels >= 2 && levels < 65536, "levels: expected 2 to 65535, got ", levels);
   STD_TORCH_CHECK(steps >= 0, "steps: expected >= 0, got ", steps);
@@ -86,7 +86,7 @@ std::tuple<Tensor, Tensor> schedule_report(const Tensor& state, int64_t levels, 
   return made;
 }
 
-// Rows of a table [b, n, ...] that take those of a block [b, w, ...]. Strides are of bytes.
+// Rows of a table [b, n, ...] that receive the rows of a block [b, w, ...]. Strides are of bytes.
 struct RowCopy {
   const char* from;
   char* into;
@@ -147,7 +147,7 @@ void put_rows(Tensor table, OptTensor statistics, const Tensor& rows,
       }
     }
   };
-  constexpr int64_t kGrain = 1 << 17;  // entries that are worth a thread of their own
+  constexpr int64_t kGrain = 1 << 17;  // entries that are worth a separate thread
   const int64_t grain = 1 + kGrain / std::max<int64_t>(vocab, 1);
   TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, batch * work.width, grain, range, &work));
 }

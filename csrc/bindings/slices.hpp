@@ -1,4 +1,4 @@
-// Equal slices of one piece of memory, lent one by one and given back from any thread.
+// Equal slices of one piece of memory, lent one by one and returned from any thread.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the operators' bindings share: tensors of the LibTorch stable ABI (target 2.11), where a
+// Helpers of the operators' bindings: tensors of the LibTorch stable ABI (target 2.11), where a
 // call runs, and torch's threads.
 #pragma once
 
@@ -18,8 +18,8 @@
 #include "polyspec/status.hpp"
 #include "polyspec/types.hpp"
 
-// Lives in libtorch_cuda, which a CPU build of torch does not have; then the address is null. It is
-// the way to the current stream that torch 2.11 and 2.12 have as well as later ones.
+// Lives in libtorch_cuda, which a CPU build of torch does not have; then the address is null. torch
+// 2.11 and all later releases offer it for the current stream.
 extern "C" __attribute__((weak)) AOTITorchError
 aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 
@@ -135,7 +135,7 @@ inline void expect_unexpanded(const Tensor& tensor, const char* name) {
                     ": expected memory for each element, got an expanded tensor");
 }
 
-// A matrix whose rows do not overlap, as expanded ones do: a copy where they might.
+// A matrix without overlapping rows, which expanded matrices have: a copy where rows might overlap.
 inline Tensor rows_apart(const Tensor& matrix) {
   const bool apart = matrix.size(0) < 2 || matrix.stride(0) >= matrix.size(1);
   return apart ? matrix : torch::stable::contiguous(matrix);
@@ -181,8 +181,8 @@ inline Tensor empty(const Place& place, std::initializer_list<int64_t> shape, in
   return Tensor(made);
 }
 
-// An executor that works on torch's own threads, so that torch.set_num_threads holds for the core
-// too. A thread gets at least kGrain tasks.
+// An executor on torch's threads, so that torch.set_num_threads holds for the core too. A thread
+// gets at least kGrain tasks.
 template <int64_t kGrain>
 void run_on_torch_threads(void*, int64_t n, polyspec::Executor::Body body, void* context) {
   struct Work {
@@ -214,7 +214,7 @@ struct DeviceGuard {
 
 inline polyspec::Stream current_stream(const Place&) { return polyspec::Stream::on(nullptr); }
 
-// torch reads what came of the call as soon as it returns.
+// torch reads the outputs as soon as the call returns.
 template <class Params>
 void run_on_cuda(polyspec::Result (*op)(const Params&, polyspec::Stream), const Params& params,
                  const Place& place) {

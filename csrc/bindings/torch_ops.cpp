@@ -3,8 +3,7 @@
 //
 // All tensors of a call are checked here: shapes, strides, devices and data types. An error begins
 // with the argument's name in Python (polyspec_ext/ops), which makes it a TypeError or ValueError.
-// No tensor's value is read on the host; values that only the data can tell come back as status
-// bits.
+// No tensor's value is read on the host; errors in the data come back as status bits.
 #include <cstring>
 #include <tuple>
 #include <vector>
@@ -18,8 +17,8 @@ namespace {
 
 using namespace bindings;
 
-// A call's place, read off the logits, its batch, and how many requests its parameters are for:
-// the batch, or the slots that the batch's parameters lie at.
+// A call's device, by the logits, its batch, and the number of requests that its parameters are
+// for: the batch, or the slots with the batch's parameters.
 struct Batch : Place {
   int64_t batch = 0;
   int64_t holders = 0;
@@ -47,7 +46,7 @@ void expect_place(const Tensor& tensor, const char* name, const Place& place) {
                   ", given ", place_name(own));
 }
 
-// `form` names the shape in messages, such as "[B, K]".
+// `form` names the shape in messages, for example "[B, K]".
 void expect_shape(const Tensor& tensor, const char* name, const char* form, const Place& place,
                   std::initializer_list<int64_t> shape) {
   bool fits = tensor.dim() == static_cast<int64_t>(shape.size());
@@ -118,7 +117,7 @@ polyspec::PerRequest<T> per_request(Scalar value, const OptTensor& values, const
   return {data_of<T>(values, name, kForm, place, {place.holders}), static_cast<T>(value)};
 }
 
-// Type of logits of a valid shape, whose last dimension is the vocabulary.
+// Type of logits of a valid shape, with the vocabulary as the last dimension.
 polyspec::DType logits_type(const Tensor& logits, const char* name) {
   const int64_t last = logits.dim() - 1;
   // (The strides of numpy's empty arrays are 0.)
@@ -161,7 +160,7 @@ void set_sampling(polyspec::SamplingParams* sampling, const Batch& place, double
   sampling->min_p = per_request<float>(min_p, min_ps, "min_p", place);
 }
 
-// `count` draws of the caller's own per request, where there are any.
+// `count` draws of the caller per request, if any.
 void set_draw(polyspec::DrawParams* draw, const Batch& place, int64_t seed, const OptTensor& seeds,
               int64_t position, const OptTensor& positions, int64_t round, const OptTensor& rounds,
               int64_t level, const OptTensor& draws, const char* form, int64_t count) {
@@ -317,7 +316,7 @@ void* workspace_for(const Batch& place, int64_t rows) {
   return Workspaces::lend(place, current_stream(place));
 }
 
-// What every verification writes, of so many tokens for each request.
+// The outputs of every verification, for so many tokens of each request.
 struct Emitted {
   Tensor tokens, num_accepted, logprobs, status, statistics;
 
@@ -388,7 +387,7 @@ void put_rows(const Tensor& logits, int64_t column, const Tensor& rows, const Pl
     torch::stable::copy_(into, torch::stable::select(logits, 1, 0));
     return;
   }
-  // On the host a call of torch's would cost more than most of what it copies.
+  // On the host a call of torch's would cost more than most of its copies.
   const int64_t step = logits.stride(0) * element, next = rows.stride(0) * element;
   char* const into =
       static_cast<char*>(rows.mutable_data_ptr()) + column * rows.stride(1) * element;
@@ -602,7 +601,7 @@ VerifiedTree verify_tree(const Tensor& target_rows, const Tensor& draft_tokens,
 }  // namespace
 
 // A parameter that may differ per request comes twice: as a scalar, and as a tensor [B], [S] with
-// slots, that overrides it when given. So a scalar never has to become a tensor first.
+// slots, that overrides it when present. So a scalar never has to become a tensor first.
 STABLE_TORCH_LIBRARY(polyspec, m) {
   m.def(
       "sample(Tensor logits, float temperature, Tensor? temperatures, int top_k, Tensor? top_ks, "
@@ -610,13 +609,13 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
       "int position, Tensor? positions, int round, Tensor? rounds, int node, Tensor? nodes, "
       "int level, Tensor? draws, Tensor? allowed=None) "
       "-> (Tensor tokens, Tensor logprobs, Tensor status, Tensor distributions)");
-  // `sample` of the next token of each row [B, 1, V], which is given back as [B, 1]; it is written
-  // to the column of what is drawn one behind the other, with its row and what is known of that.
+  // `sample` of the next token of each row [B, 1, V], returned as [B, 1]; it is written to the next
+  // column of the drafted tokens, with its row of logits and the row's statistics.
   m.def(
       "draw(Tensor logits, Tensor? temperatures, Tensor? top_ks, Tensor? top_ps, Tensor? min_ps, "
       "Tensor seeds, Tensor positions, Tensor rounds, int level, int column, Tensor(a!) tokens, "
       "Tensor(b!) status, Tensor(c!)? rows, Tensor(d!)? statistics) -> Tensor");
-  // What the outputs' shapes depend on comes first, where fake implementations find it.
+  // Arguments that determine the outputs' shapes come first, for fake implementations.
   // ends: num_emitted, ended, cache_lengths, next_ids, next_positions; int64 [5, B].
   m.def(
       "verify(Tensor target_logits, Tensor draft_tokens, Tensor? offsets, int? draft_len, "

@@ -1,8 +1,8 @@
 // Workspaces for verify on CUDA: slices of one arena per device, zeroed once. Eager calls of a
-// stream share a slice, since they follow each other; a captured call has one of its own until its
-// graph is gone, since graphs may be replayed on any stream. Where none is left, which torch warns
-// of once, or the arena would have to be made during a capture, calls do without: they are slower
-// for the smallest batches and give the same.
+// stream share a slice, since they follow each other; a captured call has a separate slice until
+// its graph is gone, since graphs may be replayed on any stream. Where none is left, which torch
+// warns of once, or the arena would have to be allocated during a capture, calls run without a
+// workspace: slower for the smallest batches, with the same results.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ class Workspaces {
  public:
   // The workspace for a call on the stream, 16-byte aligned, or nullptr.
   static void* lend(const Place& place, polyspec::Stream stream) {
-    static Workspaces& all = *new Workspaces;  // graphs may outlive what is destroyed at exit
+    static Workspaces& all = *new Workspaces;  // graphs may outlive objects destroyed at exit
     return polyspec::is_capturing(stream) ? all.of_graph(place, stream)
                                           : all.of_stream(place, stream);
   }
@@ -55,7 +55,7 @@ class Workspaces {
     void* const mine = slices == nullptr ? nullptr : lend_of(slices);
     if (mine == nullptr) return nullptr;
     auto loan = std::make_unique<Loan>(Loan{slices, mine});
-    // Where nobody says when the graph goes, the slice stays with it for good.
+    // Without a notice of the graph's end the slice is never returned.
     if (polyspec::when_graph_goes(stream, &give_back, loan.get()).ok()) loan.release();
     return mine;
   }
@@ -77,8 +77,8 @@ class Workspaces {
     loan->slices->give_back(loan->slice);
   }
 
-  // From torch's allocator, and never given back: graphs may hold on to slices. nullptr: it could
-  // not be zeroed.
+  // From torch's allocator, and never freed: graphs may hold on to slices. nullptr: it could not be
+  // zeroed.
   static std::unique_ptr<Slices> make(const Place& place, polyspec::Stream stream) {
     const int64_t bytes = kSlices * polyspec::kVerifyWorkspaceBytes;
     const int64_t size = bytes / 8;

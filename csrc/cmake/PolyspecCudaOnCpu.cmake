@@ -1,4 +1,4 @@
-# The CUDA sources on a stand-in for CUDA (csrc/tests/cuda_on_cpu): cuda_test itself, random calls, and a build with
+# The CUDA sources on a simulated CUDA (csrc/tests/cuda_on_cpu): cuda_test itself, random calls, and a build with
 # ThreadSanitizer, in which faults planted into the sources have to be found.
 if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU" OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   add_test(NAME cuda_on_cpu COMMAND "${CMAKE_COMMAND}" -E echo "skipped: the stand-in for CUDA needs gcc on x86-64")
@@ -21,7 +21,7 @@ target_include_directories(cuda_stand_in PUBLIC "${cuda_on_cpu}/runtime")
 target_compile_options(cuda_stand_in PRIVATE ${POLYSPEC_CXX_FLAGS} -O2)
 
 # polyspec_add_kernels(<name> [SOURCES <.cu>...] [DEFINE <definition>...] [OPTIONS <option>...] [PLANTED <folder>]):
-# object files of the CUDA sources. Headers of the folder, if there is one, stand in for those of csrc/src.
+# object files of the CUDA sources. Headers of the folder, if any, replace headers of csrc/src.
 function(polyspec_add_kernels name)
   cmake_parse_arguments(PARSE_ARGV 1 kernels "" "PLANTED" "SOURCES;DEFINE;OPTIONS")
   set(copies "")
@@ -30,7 +30,7 @@ function(polyspec_add_kernels name)
     set(folder "${kernels_PLANTED}")
   endif()
   foreach(source IN LISTS kernels_SOURCES)
-    # To CMake a .cu is CUDA's in the whole folder, or nobody's.
+    # CMake compiles a .cu as CUDA in the whole folder, or nowhere.
     get_filename_component(file "${source}" NAME_WE)
     set(copy "${folder}/${file}.cpp")
     file(CONFIGURE OUTPUT "${copy}" CONTENT "#include \"${source}\"\n" @ONLY)
@@ -52,7 +52,7 @@ function(polyspec_use_stand_in target)
   target_include_directories(${target} PRIVATE csrc/tests csrc/src)
   target_compile_definitions(${target} PRIVATE POLYSPEC_WITH_CUDA=1 ${ARGN})
   target_compile_options(${target} PRIVATE ${POLYSPEC_CXX_FLAGS} -O1)
-  # The stand-in first: nothing is left for a real CUDA runtime to define.
+  # The simulation first: no symbol is left for a real CUDA runtime.
   target_link_libraries(${target} PRIVATE cuda_stand_in polyspec Threads::Threads)
 endfunction()
 
@@ -93,7 +93,7 @@ polyspec_add_cuda_program(barrier_budget_test csrc/tests/cuda_on_cpu/barrier_bud
                           DEFINE ${sm_90})
 add_test(NAME cuda_on_cpu.barrier_budget COMMAND barrier_budget_test)
 
-# The Python module with these kernels behind tensors on the CPU, for tests of whole chains.
+# The Python module with these kernels for tensors on the CPU, for tests of whole chains.
 if(POLYSPEC_BUILD_PYTHON)
   polyspec_add_python_module(module_on_stand_in DEFINE POLYSPEC_CUDA_ON_CPU=1 POLYSPEC_WITH_CUDA=1 OBJECTS kernels_sm_90
                              LINK cuda_stand_in)
@@ -121,7 +121,7 @@ if(POLYSPEC_BUILD_PYTHON)
                                   "POLYSPEC_MODULE=$<TARGET_FILE:module_on_stand_in>;PYTHONPATH=${support}")
 endif()
 
-# sm_80, whose devices have no clusters, with as many threads as there.
+# sm_80, which has no clusters, with as many threads as there.
 polyspec_add_kernels(kernels_sm_80 SOURCES ${cuda_sources} DEFINE __CUDA_ARCH__=800)
 polyspec_add_cuda_program(cuda_test_sm_80 csrc/tests/gpu/cuda_test.cpp KERNELS kernels_sm_80 intrinsics_sm_90)
 add_test(NAME cuda_on_cpu.cuda_test_sm_80 COMMAND cuda_test_sm_80 1 0)
@@ -135,7 +135,7 @@ if(NOT POLYSPEC_HAS_TSAN)
   return()
 endif()
 set(sanitizer "exitcode=66 history_size=3 report_thread_leaks=0")
-# A planted fault compiles its own kernels again, and neither the others nor the calls.
+# A planted fault recompiles its kernels only, and neither the others nor the calls.
 set(faulty verify_f32 layer attention int4)
 foreach(kernels IN LISTS faulty)
   polyspec_add_kernels(kernels_watched_${kernels} SOURCES "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cuda/${kernels}.cu"
@@ -157,9 +157,9 @@ set(planted_always cta_slots_not_doubled record_without_fence one_vector_more ma
                    padding_appended keys_overwritten one_key_more chunk_not_awaited output_tail_not_masked
                    stream_not_awaited stage_overwritten never_waits reads_before_the_wait writes_before_the_wait)
 
-# polyspec_plant(<name> <file of csrc/src> <text> <in its place> <what is to be said> [<kernels> <calls>]): a program of
-# which one source has the fault, and a test of so many random calls that passes when it is found. The source is that of
-# <kernels>, one of ${faulty}.
+# polyspec_plant(<name> <file of csrc/src> <text> <replacement> <expected output> [<kernels> <calls>]): a program
+# with the fault in one source, and a test of so many random calls that passes when the fault is found. The source is that
+# of <kernels>, one of ${faulty}.
 function(polyspec_plant name header text planted found)
   set(kernels verify_f32)
   set(arguments 120 9000 verify_f32)
@@ -188,7 +188,7 @@ function(polyspec_plant name header text planted found)
   endif()
   set(others ${kernels_watched})
   list(REMOVE_ITEM others kernels_watched_${kernels})
-  # The planted one comes first: of what other sources have, too, the linker takes the first.
+  # The planted source comes first: of duplicate symbols the linker takes the first.
   polyspec_add_kernels(planted_${name} SOURCES "${kernel_source}" DEFINE ${small_ctas} OPTIONS -fsanitize=thread
                        PLANTED "${folder}")
   polyspec_add_cuda_program(planted_${name}_test "$<TARGET_OBJECTS:random_calls_watched>"
@@ -217,7 +217,7 @@ polyspec_plant(pick_not_awaited cuda/cta_group.cuh "    __syncthreads();\n    re
                "data race|check failed|SEGV")
 polyspec_plant(record_without_fence cuda/row_tickets.cuh "      __threadfence();  // the record" "      // the record"
                "data race")
-polyspec_plant(mark_without_fence cuda/row_tickets.cuh "      __threadfence();  // and what" "      // and what"
+polyspec_plant(mark_without_fence cuda/row_tickets.cuh "      __threadfence();  // and other" "      // and other"
                "data race")
 polyspec_plant(buffers_used_again cuda/row_tickets.cuh "    group.sync();  // it goes on" "    // it goes on"
                "data race|check failed")
@@ -265,7 +265,7 @@ polyspec_plant(first_sums_overwritten cuda/int4.cu "bytes + kBefore" "bytes" "da
 polyspec_plant(slices_not_skipped cuda/int4.cu "chunk : chunk + between" "chunk : chunk" "int4 case" int4 20)
 polyspec_plant(upper_sums_not_awaited cuda/int4.cu "  __syncthreads();  // the upper slices' sums are there\n" "" "data race"
                int4 20)
-polyspec_plant(lower_sums_not_awaited cuda/int4.cu "  __syncthreads();  // and the lower ones'\n" "" "data race" int4 20)
+polyspec_plant(lower_sums_not_awaited cuda/int4.cu "  __syncthreads();  // the lower slices' sums are written\n" "" "data race" int4 20)
 # Streamed weights.
 set(wrong "data race|int4 case|deadlock|bulk copies|SEGV")
 polyspec_plant(stream_not_awaited ${stream} "    wait_for_phase(barrier_, parity_);\n" "" "${wrong}" int4 20)
@@ -282,7 +282,7 @@ polyspec_plant(sums_of_activations_not_awaited ${stream} "  __syncthreads();  //
                "data race" int4 20)
 polyspec_plant(streamed_sums_not_doubled ${stream} "turn ^= 1" "turn ^= 0" "data race|int4 case" int4 40)
 polyspec_plant(streamed_sums_not_awaited ${stream}
-               "      __syncthreads();  // the sums are there, and those of the tile before last are read\n" "" "data race" int4 20)
+               "      __syncthreads();  // the sums are written, and the sums of the tile before last are read\n" "" "data race" int4 20)
 polyspec_plant(streams_leave_early ${stream} "if (ctas > 1) {  // no CTA leaves" "if (ctas > 8) {  // no CTA leaves"
                "has ended|${wrong}" int4 40)
 polyspec_plant(streamed_tokens_not_masked ${stream} "lane / 4 < p.tokens ? 16 : 0" "lane / 4 < p.tokens + 64 ? 16 : 0" "SEGV|int4 case"

@@ -1,4 +1,4 @@
-# What is installed: the library, its headers, and its packages for CMake and pkg-config.
+# Installs the library, its headers, and its packages for CMake and pkg-config.
 # Embedders: find_package(polyspec), then link polyspec::polyspec; or pkg-config.
 include(CMakePackageConfigHelpers)
 install(TARGETS polyspec EXPORT polyspec-targets COMPONENT library)

@@ -32,13 +32,13 @@ target_include_directories(polyspec PUBLIC "$<BUILD_INTERFACE:${CMAKE_CURRENT_SO
                                            "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
 target_include_directories(polyspec PRIVATE csrc/src)
 target_compile_options(polyspec PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${POLYSPEC_CXX_FLAGS}>")
-# Its comparisons become those of vectors (see polyspec_add_copies).
+# Lets its comparisons vectorise (see polyspec_add_copies).
 set_source_files_properties(csrc/src/cpu/int4_round.cpp PROPERTIES COMPILE_OPTIONS -fno-trapping-math)
 
 # rows.cpp, int4_product.cpp, block_product.cpp, dense_product.cpp, attention.cpp and layer.cpp once per instruction set;
-# dispatch.cpp and those by names of that end in csrc/src/cpu choose among the copies at run time.
+# dispatch.cpp and *_dispatch.cpp in csrc/src/cpu choose among the copies at run time.
 set(isa_baseline "")
-# Scheduled before registers are given, sums would need more of them than there are.
+# Scheduled before register allocation, sums would need more registers than there are.
 set(isa_dotprod -march=armv8.2-a+dotprod $<$<CXX_COMPILER_ID:GNU>:-fno-schedule-insns>)
 set(isa_avx2 -mavx2 -mfma -mf16c)
 set(isa_avxvnni ${isa_avx2} -mavxvnni)
@@ -70,7 +70,7 @@ function(polyspec_add_copies name source)
     target_include_directories(${copy} PRIVATE csrc/include csrc/src)
     target_compile_definitions(${copy} PRIVATE POLYSPEC_ISA=${isa} POLYSPEC_CORE=core_${isa} ${isa_definitions})
     # Nothing here throws; unwinding tables would bring a weak symbol that the instruction sets share.
-    # Nobody reads the floating-point exception flags; minding them would keep conditions out of AVX2's
+    # No code reads the floating-point exception flags; preserving them would keep conditions out of AVX2's
     # registers. Values do not change.
     target_compile_options(${copy} PRIVATE ${POLYSPEC_CXX_FLAGS} -fno-trapping-math -fno-exceptions ${isa_${isa}})
     target_sources(polyspec PRIVATE $<TARGET_OBJECTS:${copy}>)
@@ -83,7 +83,7 @@ polyspec_add_copies(blocks "${blocks_source}" ${blocks_isas})
 polyspec_add_copies(dense "${dense_source}" ${dense_isas})
 set(amx_loops "")
 if("avx512" IN_LIST isas)
-  # Products with matrix registers have loops of their own.
+  # Products with matrix registers have separate loops.
   foreach(amx_source IN LISTS amx_sources)
     get_filename_component(loops "${amx_source}" NAME_WE)
     list(APPEND amx_loops ${loops})
@@ -97,15 +97,15 @@ set(layer_isas ${isas})
 polyspec_add_copies(layer "${layer_source}" ${layer_isas})
 foreach(loops IN ITEMS attention blocks dense int4 layer ${amx_loops})
   foreach(isa IN LISTS ${loops}_isas)
-    # GCC 12 takes the undefined lanes of its own intrinsics for uninitialised variables (GCC bug 105593).
+    # GCC 12 takes the undefined lanes of its intrinsics for uninitialised variables (GCC bug 105593).
     target_compile_options(polyspec_${loops}_${isa} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized
                                                             -Wno-maybe-uninitialized>)
   endforeach()
 endforeach()
 
-# polyspec_generate_code(<target>): the architectures of its CUDA sources. One PTX serves sm_90 and all later ones, in place
-# of one each: the kernels use nothing newer, and to make it takes as long as to assemble it. What is more than a number
-# (90a, 90-real, native) is left to CMake.
+# polyspec_generate_code(<target>): the architectures of its CUDA sources. One PTX serves sm_90 and all later architectures,
+# instead of one each: the kernels use nothing newer, and generating it takes as long as assembling it. Values other than
+# numbers (90a, 90-real, native) are left to CMake.
 function(polyspec_generate_code target)
   if(CMAKE_CUDA_ARCHITECTURES MATCHES "[^0-9;]")
     return()
@@ -133,7 +133,7 @@ if(POLYSPEC_CUDA)
   target_sources(polyspec PRIVATE ${polyspec_kernels} csrc/src/cuda/capture.cpp)
   target_link_libraries(polyspec PRIVATE CUDA::cudart_static)
   # A fused multiply-add on the device would round a distribution differently from the CPU (contract C3); a spill
-  # or local memory is a performance fault that nobody sees, hence an error.
+  # or local memory is a silent performance fault, hence an error.
   target_compile_options(
     polyspec
     PRIVATE
@@ -145,7 +145,7 @@ if(POLYSPEC_CUDA)
   endif()
   set_target_properties(polyspec PROPERTIES CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON)
   polyspec_generate_code(polyspec)
-  # What ptxas says of registers and shared memory is kept for csrc/tests/gpu/kernel_budget_test.cpp.
+  # The output of ptxas on registers and shared memory is kept for csrc/tests/gpu/kernel_budget_test.cpp.
   set_property(TARGET polyspec PROPERTY CUDA_COMPILER_LAUNCHER
                sh "${CMAKE_CURRENT_SOURCE_DIR}/csrc/cmake/keep_ptxas_log.sh" ${CMAKE_CUDA_COMPILER_LAUNCHER})
 else()

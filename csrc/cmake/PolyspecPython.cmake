@@ -2,7 +2,7 @@
 # interpreter itself is asked for torch's paths; nothing of torch reaches the library `polyspec`.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
 
-# Sets `out` to what the Python code prints; on failure stops with `hint`.
+# Sets `out` to the output of the Python code; on failure stops with `hint`.
 function(polyspec_ask_python out code hint)
   execute_process(
     COMMAND "${Python_EXECUTABLE}" -c "${code}"
@@ -34,7 +34,7 @@ find_package(pybind11 CONFIG REQUIRED)
 function(polyspec_add_python_module name)
   cmake_parse_arguments(PARSE_ARGV 1 module "" "" "DEFINE;OBJECTS;LINK")
   # Only the operators see torch's headers and its target version. torch ships a copy of pybind11 that older
-  # releases refuse to compile beside that macro, so that the two never meet in one file. One binary for torch 2.11
+  # releases refuse to compile with that macro, so that the two never meet in one file. One binary for torch 2.11
   # and every later release: no symbol newer than 2.11 is used.
   set(operators ${name}_torch_ops)
   add_library(${operators} OBJECT csrc/bindings/torch_ops.cpp csrc/bindings/attention_ops.cpp

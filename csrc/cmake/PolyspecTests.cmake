@@ -24,7 +24,7 @@ foreach(source IN LISTS polyspec_tests)
   target_link_libraries(${name} PRIVATE polyspec_test_support)
   target_include_directories(${name} PRIVATE csrc/tests csrc/src)
   target_compile_options(${name} PRIVATE "$<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:${POLYSPEC_CXX_FLAGS}>")
-  # Behind the build type's, in half of its time; but where a test itself computes for long.
+  # After the build type's options, for half the build time; but not for tests that compute for long.
   if(NOT name MATCHES "enumeration_test$|^int4_test$")
     target_compile_options(${name} PRIVATE "$<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-O1>")
   endif()
@@ -42,8 +42,8 @@ add_test(NAME fast_math_test
                  -I "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src" "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/api/int4.cpp")
 set_tests_properties(fast_math_test PROPERTIES PASS_REGULAR_EXPRESSION "polyspec: not with -ffast-math")
 
-# The products once more, with ThreadSanitizer; the baseline, since what threads share does not depend on the
-# instruction set.
+# The products once more, with ThreadSanitizer; the baseline, since threads share the same data for
+# every instruction set.
 include(CheckCXXSourceRuns)
 set(CMAKE_REQUIRED_FLAGS -fsanitize=thread)
 set(CMAKE_REQUIRED_LIBRARIES Threads::Threads)

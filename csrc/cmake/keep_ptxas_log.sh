@@ -1,5 +1,5 @@
 #!/bin/sh
-# Compiler launcher for CUDA files: keeps what the compiler says beside the object, as <object>.log,
+# Compiler launcher for CUDA files: writes the compiler's output to <object>.log,
 # for csrc/tests/gpu/kernel_budget_test.cpp, and shows all of it but ptxas's account of resources.
 object=
 previous=

@@ -1,4 +1,4 @@
-// What the calls themselves cost from C++: time and allocations of each, with 1 to 64 requests.
+// The overhead of calls from C++: time and allocations of each, with 1 to 64 requests.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What is measured, and logits and drafts with a wanted acceptance rate.
+// The measured cases, and logits and drafts with a wanted acceptance rate.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ struct Shape {
   uint64_t seed = 0;
 };
 
-// Draft logits are normal with deviation 3, target logits the draft's plus noise whose size is
-// found in every row by bisection: sum_x min(p(x), q(x)) of the processed distributions, which is
-// the probability that a token drawn from q is accepted against p, is what was asked.
+// Draft logits are normal with deviation 3, target logits the draft's plus noise with a size found
+// in every row by bisection: sum_x min(p(x), q(x)) of the processed distributions, which is the
+// probability that a token drawn from q is accepted against p, is the requested rate.
 struct Inputs {
   Shape shape;
   std::vector<float> target;                        // [b, k+1, v]

@@ -1,4 +1,4 @@
-// A microbenchmark in C++ alone: the operators beside a textbook implementation, in turns.
+// A microbenchmark in C++ alone: the operators and a textbook implementation, in turns.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

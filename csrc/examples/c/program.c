@@ -7,8 +7,8 @@
  * The models are tables of logits by the letter before. Put yours in `logits_behind`: one row per
  * letter, as far as the target is concerned K + 1 rows in one forward pass.
  *
- * Exit status: 0; 1 where a call fails, or the greedy text is not that of plain decoding; 2 for a
- * temperature that is none. */
+ * Exit status: 0; 1 where a call fails, or the greedy text differs from plain decoding; 2 for an
+ * invalid temperature. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +17,7 @@
 
 enum { VOCAB = 27, K = 4, LENGTH = 60, TARGET = 1, DRAFTER = 2 };
 
-/* Row of a model behind `letter`: [VOCAB]. The drafter is a rough copy of the target. */
+/* Row of a model after `letter`: [VOCAB]. The drafter is a rough copy of the target. */
 static void logits_behind(int level, int64_t letter, float* row) {
   for (int64_t next = 0; next < VOCAB; ++next) {
     const int64_t fine = (letter * 7 + next * 11 + letter * next * 3) % 31;
@@ -36,7 +36,7 @@ static int failed(polyspec_code code, const int32_t* status) {
   return code != POLYSPEC_OK || *status != 0;
 }
 
-/* The text behind its first letter, with drafts of k letters; k = 0 is plain decoding. Returns the
+/* The text after its first letter, with drafts of k letters; k = 0 is plain decoding. Returns the
  * number of verifications, which are the target's forward passes, or 0 where a call fails. */
 static int generate(int64_t k, float temperature, int64_t* text) {
   float target[(K + 1) * VOCAB], draft[K * VOCAB], logprobs[K + 1];
@@ -53,7 +53,7 @@ static int generate(int64_t k, float temperature, int64_t* text) {
 
   text[0] = 0;
   while (length < LENGTH) {
-    /* Letters that are drafted stand behind the text; those that are rejected are overwritten. */
+    /* Drafted letters follow the text; rejected letters are overwritten. */
     const int64_t count = k < LENGTH - 1 - length ? k : LENGTH - 1 - length;
     draw.level = DRAFTER;
     draw.round.value = passes;

@@ -65,7 +65,7 @@ struct Counts {
   double plain = 0;
 };
 
-// Tokens from the middle of the text: in mid-block, and behind both accepted and corrected ones.
+// Tokens from the middle of the text: in mid-block, after accepted and after corrected tokens.
 std::pair<int64_t, int64_t> cell(const std::vector<int64_t>& text) {
   return {text.size() < 3 ? -1 : text[2], text.size() < 4 ? -1 : text[3]};
 }
@@ -75,7 +75,7 @@ std::pair<int64_t, int64_t> cell(const std::vector<int64_t>& text) {
 Comparison compare_distributions(polyspec::Chain& chain, polyspec::Engine& target,
                                  const std::vector<int64_t>& prompt,
                                  polyspec::ChainSettings settings, int64_t trials) {
-  settings.max_new_tokens = 6;  // longer than what is counted, so that blocks are verified and cut
+  settings.max_new_tokens = 6;  // longer than the counted part, so that blocks are verified and cut
   std::map<std::pair<int64_t, int64_t>, Counts> cells;
   std::vector<int64_t> text;
   for (int64_t i = 0; i < trials; ++i, ++settings.seed) {

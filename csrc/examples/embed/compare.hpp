@@ -1,4 +1,4 @@
-// How the example compares a chain with its target alone; try the same on models of your own.
+// How the example compares a chain with its target alone; try the same on your models.
 #pragma once
 
 #include "polyspec/engines/chain.hpp"
@@ -9,7 +9,7 @@ std::vector<int64_t> generate_plainly(polyspec::Engine& target, const std::vecto
                                       const polyspec::ChainSettings& settings);
 
 // Mean of -log p per token of `text`, in nats, under the target as it is, without temperature and
-// filters. Needs logits that are log p, as those of NgramModel. 0 for an empty text.
+// filters. Needs logits that are log p, as of NgramModel. 0 for an empty text.
 double cross_entropy(polyspec::Engine& target, const std::vector<int64_t>& prompt,
                      const std::vector<int64_t>& text);
 

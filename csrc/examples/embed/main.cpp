@@ -5,9 +5,9 @@
 //   build/ngram_chain text.txt --temperature 0
 //
 // polyspec/engines/chain.hpp holds the loop over polyspec's sample, verify and Scheduler; a model
-// of your own is an Engine (polyspec/engines/engine.hpp). ngram.* is such an Engine, compare.*
-// holds what is printed about losslessness, options.* the command line. The models here cost the
-// same at every order, so what shows is how seldom the target has to run, not a speedup.
+// of yours is an Engine (polyspec/engines/engine.hpp). ngram.* is an Engine, compare.* has the
+// checks of losslessness, options.* the command line. The models here cost the same at every order,
+// so the example shows how seldom the target has to run, not a speedup.
 //
 // Exit status: 0; 1 when greedy texts, or the distributions of --trials, differ; 2 for bad usage or
 // input.

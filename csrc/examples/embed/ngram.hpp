@@ -1,4 +1,4 @@
-// Byte n-gram models: small stand-ins for language models, so that the example needs no weights.
+// Byte n-gram models: small replacements of language models, so that the example needs no weights.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ class Vocabulary {
   int64_t token_of_[256];  // -1: not in the text
 };
 
-// A model of order n: the distribution of a token given the n - 1 before it, with Witten-Bell
-// smoothing,
+// A model of order n: the distribution of a token after the n - 1 tokens before it, with
+// Witten-Bell smoothing,
 //   p_n(x | h) = (c(h, x) + d(h) p_{n-1}(x | h')) / (c(h) + d(h)),   p_0 uniform,
 // where c counts, d(h) is the number of distinct tokens seen after h, and h' is h without its first
 // token (Witten and Bell 1991). Every token has probability, so logits = log p are finite.

@@ -9,7 +9,7 @@
 
 #include "polyspec/polyspec.hpp"
 
-// An operator returns what is wrong with its arguments, and throws nothing.
+// An operator returns errors of its arguments, and never throws.
 static void run(const polyspec::Result& result) {
   if (!result.ok()) throw std::runtime_error(result.message);
 }
@@ -346,7 +346,7 @@ static void decoder_layers() {
   run(polyspec::decoder_layers(params));
 }
 
-// Counts for one chain, whose levels accept everything here; and windows by a policy.
+// Counts for one chain, with levels that accept everything here; and windows by a policy.
 static void schedule() {
   polyspec::Scheduler scheduler({5, 3});  // three levels
   scheduler.start(32);

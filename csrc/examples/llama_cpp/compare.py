@@ -164,7 +164,7 @@ HEAD = (
 
 @dataclass
 class Peer:
-    """llama-speculative-simple: what it prints of itself, by round."""
+    """Collect the figures that llama-speculative-simple prints, by round."""
 
     program: Path
     models: list[Path]
@@ -199,7 +199,7 @@ class Peer:
             tokens, seconds = tokens + int(decoded[1]), seconds + float(decoded[2])
             self.accepted += int(accepted[1])
             self.tokens += int(decoded[1])
-            # One token more than stands from each.
+            # Each verification emits one token more than it accepts.
             self.verifications += int(decoded[1]) - int(accepted[1])
         self.tokens_per_second.append(tokens / seconds)
 
@@ -239,7 +239,7 @@ def models_of(folder: Path) -> list[Path]:
 
 
 def chosen(every: list[Contender], names: list[str] | None) -> list[Contender]:
-    """Plain decoding, and those that one of `names` names whole or is a part of."""
+    """Return plain decoding and the contenders with one of `names` as their name or part of it."""
     if names is None:
         return every
     whole = {contender.name for contender in every}
@@ -253,7 +253,7 @@ def chosen(every: list[Contender], names: list[str] | None) -> list[Contender]:
 
 
 def save(report: dict[str, Any], path: Path | None) -> None:
-    """Whole at any time: an interruption leaves what was there."""
+    """Replace the file in one step: an interruption leaves the old file."""
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

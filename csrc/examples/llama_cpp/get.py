@@ -65,7 +65,7 @@ class CannotBeHad(Exception):
 
 
 def default_folder() -> Path:
-    """Where things are kept unless told otherwise."""
+    """Return the default folder of downloads."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "polyspec" / "llama"
 

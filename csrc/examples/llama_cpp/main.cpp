@@ -1,12 +1,12 @@
 // A chain of GGUF models inside llama.cpp, in C++ alone. get.py brings the engine and models:
 //
 //   python3 get.py llama.cpp qwen1.5b qwen0.5b
-//   cmake -S . -B build -DCMAKE_PREFIX_PATH="<where polyspec was installed>;<what get.py names>"
+//   cmake -S . -B build -DCMAKE_PREFIX_PATH="<where polyspec was installed>;<output of get.py>"
 //   cmake --build build
 //   build/polyspec_llama qwen1.5b.gguf qwen0.5b.gguf --prompt "Write a binary search in C."
 //
-// models.* loads, options.* reads the command line; what is left for a program that has its
-// contexts already is generate() below.
+// models.* loads, options.* reads the command line; a program that has its contexts already needs
+// only generate() below.
 //
 // Exit status: 0; 1 when a text could not be finished; 2 for bad usage or input.
 #include <cstdio>

@@ -36,7 +36,7 @@ Models::Models(const Options& options) {
   if (threads_ == nullptr) throw std::runtime_error("ggml has no threads to give");
 
   // A verification keeps a row for each pending token and one more. Blocks may overshoot a window
-  // by what the level below hands up, and a policy goes up to 32 above a drafter's 16.
+  // by the tokens that the level below hands up, and a policy goes up to 32 above a drafter's 16.
   int64_t rows = 1 + options.settings.tail;
   rows += std::accumulate(options.windows.begin(), options.windows.end(), int64_t{0});
   if (!options.policy.empty()) rows += 32 * static_cast<int64_t>(options.windows.size());
@@ -70,7 +70,7 @@ void Models::load(const std::string& path, const Options& options, int64_t rows)
                           : static_cast<int32_t>(std::thread::hardware_concurrency());
   params.flash_attn_type =
       options.exact ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_AUTO;
-  params.swa_full = true;  // a rollback may go back behind a sliding window
+  params.swa_full = true;  // a rollback may go back beyond a sliding window
   if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model)) {
     params.n_rs_seq = static_cast<uint32_t>(rows);  // as far as a verification takes back
   }

@@ -1,4 +1,4 @@
-// GGUF files as engines: what llama.cpp needs to be told, once.
+// GGUF files as engines: the settings of llama.cpp.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 #include "options.hpp"
 #include "polyspec/engines/llama.hpp"
 
-// The engines of a chain, and the threads that they take turns with. Loads when made; throws
-// std::runtime_error that names the file.
+// The engines of a chain, and the threads that they take turns with. The constructor loads, and
+// throws std::runtime_error that names the file.
 class Models {
  public:
   explicit Models(const Options& options);

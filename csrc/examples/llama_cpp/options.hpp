@@ -18,7 +18,7 @@ struct Options {
   bool ids = false;  // prompts are token ids, and ids are printed
   bool ignore_eos = false;
   int64_t texts = 1;    // of each prompt, with seeds seed, seed + 1, ...
-  int64_t context = 0;  // tokens; 0: 4096, or what the model was trained with if that is less
+  int64_t context = 0;  // tokens; 0: 4096, or the model's training context if smaller
   int32_t threads = 0;  // 0: as many as there are processors
   bool exact = true;    // logits of a position do not depend on the rows of its pass
   std::string backends;

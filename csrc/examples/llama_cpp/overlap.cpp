@@ -2,9 +2,9 @@
 // position of texts that the target samples, with p of the target and q of the draft at
 // --temperature,
 //
-//   sum min(p, q)   what the token rule accepts of a drawn token;
-//   p(argmax q)     what llama.cpp's rule accepts: the draft's likeliest token, if the target draws
-//   it; sum p q         what two independent draws would have in common;
+//   sum min(p, q)   the token rule's acceptance of a drawn token;
+//   p(argmax q)     the acceptance of llama.cpp's rule: the draft's likeliest token is drawn;
+//   sum p q         the probability that two independent draws are equal;
 //
 // the entropies of p and q in nats, and the tokens that a verification of --windows tokens yields
 // if positions were independent, by the first two. One line a prompt.
@@ -24,7 +24,7 @@ namespace {
 
 constexpr int64_t kRows = 32;  // read at once
 
-// Rows [count, vocab] of what the engine predicts behind each token of text from `begin` on.
+// Rows [count, vocab] of the engine's predictions after each token of text from `begin` on.
 std::vector<std::vector<double>> distributions(polyspec::Engine* engine, int64_t vocab,
                                                const std::vector<int64_t>& text, int64_t begin,
                                                double temperature) {
@@ -59,8 +59,8 @@ double entropy(const std::vector<double>& p) {
   return out;
 }
 
-// Tokens of a verification: each accepted prefix brings one more, and the last one the target's
-// own.
+// Tokens of a verification: each accepted prefix brings one more, and the last prefix the target's
+// token.
 double tokens_by_window(const std::vector<double>& accepted, int64_t window) {
   double sum = 0;
   for (size_t i = 0; i < accepted.size(); ++i) {
@@ -96,7 +96,7 @@ void measure(Options options) {
     const polyspec::Outcome outcome = plain.generate(prompt, options.settings, &made);
     if (!outcome.ok()) throw std::runtime_error(outcome.message);
     text.insert(text.end(), made.begin(), made.end());
-    text.pop_back();  // nothing behind it was drawn
+    text.pop_back();  // no token after it was drawn
     const int64_t begin = static_cast<int64_t>(prompt.size()) - 1;
     const auto p = distributions(target, vocab, text, begin, temperature);
     const auto q = distributions(draft, vocab, text, begin, temperature);

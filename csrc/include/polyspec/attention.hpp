@@ -1,8 +1,8 @@
 // polyspec::attention: a few queries per row over a cache of keys and values.
 //
-// A verification reads a few tokens behind a long text. Kernels that are made for prompts work in
-// blocks of far more queries, want keys and masks laid out for every query head, and cost such a
-// pass more than its arithmetic does; this one reads grouped keys and values as they lie.
+// A verification reads a few tokens after a long text. Kernels for prompts work in blocks of far
+// more queries, want keys and masks laid out for every query head, and cost the pass more than its
+// arithmetic does; this one reads grouped keys and values as they lie.
 #pragma once
 
 #include "polyspec/export.h"
@@ -13,20 +13,20 @@ namespace polyspec {
 
 constexpr int64_t kAttentionStep = 32;    // widths of heads are multiples of it
 constexpr int64_t kAttentionWidth = 256;  // and at most this
-constexpr int64_t kAttentionSpan = 512;   // keys whose sums are made by themselves
+constexpr int64_t kAttentionSpan = 512;   // keys that are summed separately
 // Bytes of stack that `attention` needs of each thread that runs it. (It allocates nothing.)
 constexpr int64_t kAttentionStack = 144 << 10;
 
 // out[b, t, h] = sum_n w_n value[b, h / share, n] with weights w that are proportional to
 // exp(scale query[b, h, t] . key[b, h / share, n] + mask[b, t, n]) and add up to 1, for
 // share = heads / groups. Scores, weights and sums are float32, of products that are fused into the
-// sums in a fixed order: those of every kAttentionSpan keys by themselves, then one span after the
-// other. out is rounded to dtype.
+// sums in a fixed order: each span of kAttentionSpan keys separately, then span after span. out is
+// rounded to dtype.
 //
 // A row of out is the same, bit for bit, on every processor, on CUDA, with any number of threads,
-// whatever other queries are in the call, and whatever keys stand behind that the mask hides from
-// it (with -inf or the lowest number of dtype, and values that are finite) or that causal does.
-// Where all keys are hidden, out is 0; where a score that is not hidden is NaN or +inf, out is NaN.
+// with any other queries in the call, and with any later keys that the mask hides (with -inf or the
+// lowest number of dtype, and values that are finite) or that causal hides. Where all keys are
+// hidden, out is 0; where a score that is not hidden is NaN or +inf, out is NaN.
 struct AttentionParams {
   int64_t batch = 0, heads = 0, groups = 0;  // b, h, heads of keys; heads a multiple of groups
   int64_t tokens = 0, length = 0;            // t, n >= 1

@@ -1,13 +1,13 @@
 // polyspec::decoder_layers: a few tokens through all decoder layers of a model in one call, on the
 // CPU.
 //
-// Where every step of a layer is a call of its own, a short pass of a small model spends much of
-// its time between its products, on allocations, checks and dispatch. Here the layers are described
+// Where every step of a layer is a separate call, a short pass of a small model spends much of its
+// time between its products, on allocations, checks and dispatch. Here the layers are described
 // once, and a pass is one call.
 //
-// The steps are those of layer.hpp, attention.hpp, kv_cache.hpp and of the products, in that order
-// and with their bits, so that what each promises holds for the whole: a token's states are the
-// same whatever other tokens are in the call and with any number of threads.
+// The steps are the operators of layer.hpp, attention.hpp, kv_cache.hpp and of the products, in
+// that order and with the same bits, so that the guarantee of each holds for the whole: a token's
+// states are the same with any other tokens in the call and with any number of threads.
 #pragma once
 
 #include "polyspec/attention.hpp"
@@ -63,7 +63,7 @@ struct DecoderParams {
   const void* x = nullptr;                        // [b, t, n]
   const void *cosine = nullptr, *sine = nullptr;  // [b or 1, t, d]
   bool same_positions = false;                    // they have one row for all b
-  // The cache: new keys and values go behind `lengths`, and queries see slots [0, span).
+  // The cache: new keys and values begin at slot `lengths`, and queries see slots [0, span).
   int64_t capacity = 0, span = 0;
   int64_t key_stride[3] = {}, value_stride[3] = {};  // of every layer: from one row, head and slot
   const int64_t* lengths = nullptr;                  // [b]
@@ -72,8 +72,8 @@ struct DecoderParams {
   int64_t mask_stride[2] = {};
   bool causal = false;       // as of AttentionParams
   bool spread_keys = false;  // spans of keys are spread over the threads, too
-  void* y = nullptr;         // [b, t, n] out, the states behind the last layer
-  // Layers whose entering states are wanted as well, in [0, count), ascending.
+  void* y = nullptr;         // [b, t, n] out, the states after the last layer
+  // Layers with entering states to return as well, in [0, count), ascending.
   const int64_t* taken = nullptr;  // [num_taken]
   int64_t num_taken = 0;
   void* states = nullptr;     // [num_taken, b, t, n] out
@@ -85,7 +85,7 @@ struct DecoderParams {
 POLYSPEC_API int64_t decoder_workspace_bytes(const DecoderParams& params);
 
 // Runs on the CPU, on the stream's threads; kUnsupported for a CUDA stream. Where a step is refused
-// the message is that of the step, and keys and values behind `lengths` are of no use.
+// the message is that of the step, and keys and values from slot `lengths` on are undefined.
 POLYSPEC_API Result decoder_layers(const DecoderParams& params, Stream stream = Stream::cpu());
 
 }  // namespace polyspec

@@ -1,8 +1,8 @@
 // polyspec::dense_product: a few rows of activations times a weight matrix, both in float32 or both
 // in bfloat16, on the CPU.
 //
-// A verification reads the target's weights once for all its tokens, so that a block should cost
-// what one token costs. Here it does until the arithmetic takes longer than the memory.
+// A verification reads the target's weights once for all its tokens, so that a block should cost as
+// much as one token. It does until the arithmetic takes longer than the memory.
 #pragma once
 
 #include "polyspec/export.h"
@@ -17,15 +17,15 @@ constexpr int64_t kDenseOutputs = 16;  // outputs of a tile
 //
 // Packed, it is a row of tiles of 16 outputs (the last one filled up with zeros), each of them a
 // row of blocks of 64 bytes: in float32 one input of each output; in bfloat16 inputs 2 i and 2 i +
-// 1 of each output, where a zero stands beside the last of an odd number. In front of them is a
-// label, PackedLayout::kDense.
+// 1 of each output, where an odd last input is paired with a zero. A label precedes them,
+// PackedLayout::kDense.
 struct DenseShape {
   int64_t outputs = 0;            // n >= 1
   int64_t inputs = 0;             // k >= 1
   DType dtype = DType::kFloat32;  // kFloat32 or kBFloat16: of weights, bias, x and y
 };
 
-// Bytes of the packed matrix; -1 for a shape that is none, or whose bytes int64 does not hold.
+// Bytes of the packed matrix; -1 for an invalid shape, or more bytes than int64 holds.
 POLYSPEC_API int64_t dense_packed_bytes(const DenseShape& shape);
 
 struct DensePackParams {
@@ -46,13 +46,13 @@ POLYSPEC_API Result dense_packed_check(const DenseShape& shape, const void* pack
 //   for i = 0, 1, ...: sum = fma(x[2 i], w[2 i], fma(x[2 i + 1], w[2 i + 1], sum))   in bfloat16,
 // to which the bias is added and which is then rounded to the dtype. In bfloat16 the matrix
 // registers of AMX, where isa(Op::kDense) is "amx", take 32 inputs at a time and begin two chains
-// for them, one of those with even numbers and one of the others: sum = sum + (even + odd). Numbers
+// for them, one of the even inputs and one of the odd inputs: sum = sum + (even + odd). Numbers
 // below 2^-126 count as zero, wherever they occur. Every result that is not a number is the same
 // quiet NaN.
 //
-// So y is the same, bit for bit, with any number of threads, and whatever rows stand beside a row:
-// a token verified in a block has the product that it has alone. It is also the same on every
-// processor, but for AMX in bfloat16, and for what ARM takes for zero: sums just below 2^-126 that
+// So y is the same, bit for bit, with any number of threads and any other rows in the call: a token
+// verified in a block has the product that it has alone. It is also the same on every processor,
+// but for AMX in bfloat16, and for numbers that ARM treats as zero: sums just below 2^-126 that
 // would round to it.
 struct DenseProductParams {
   DenseShape shape;

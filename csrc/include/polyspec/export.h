@@ -1,4 +1,4 @@
-/* What a shared library exports: the functions and classes of the public headers, nothing else. */
+/* Exports of a shared library: the functions and classes of the public headers, nothing else. */
 #ifndef POLYSPEC_EXPORT_H_
 #define POLYSPEC_EXPORT_H_
 

@@ -17,14 +17,14 @@ constexpr int64_t kInt4Tokens = 64;   // tokens of a pass over the weights
 
 // A matrix [outputs, inputs] in groups along the inputs.
 //
-// Packed, it is a row of tiles of 16 outputs (the last one filled up with zeros), each of them a
-// row of groups, each of those
+// Packed, it is a row of tiles of 16 outputs (the last one filled up with zeros), each tile a row
+// of groups, each group
 //   16 scales, 16 zeros                in scale_dtype, by output;
 //   group / 8 blocks of 64 bytes      for each output 4 bytes; the low half of byte j is q at input
 //                                      j of the block, the high half at input 4 + j.
-// So a tile is read from its first byte to its last, and a block unpacks into two vectors of what
-// an instruction for dot products of bytes wants: four inputs of an output beside each other.
-// In front of the tiles is a label, PackedLayout::kInt4.
+// So a tile is read from its first byte to its last, and a block unpacks into two vectors for an
+// instruction for dot products of bytes: four adjacent inputs of an output. A label precedes the
+// tiles, PackedLayout::kInt4.
 struct Int4Shape {
   int64_t outputs = 0;                   // n >= 1
   int64_t inputs = 0;                    // k, a positive multiple of group
@@ -47,7 +47,7 @@ struct Int4RoundParams {
 };
 
 // Rounds a matrix to the nearest 4-bit numbers. Each group takes the one of a few ranges with the
-// least squared error: that of all its weights, and narrower ones, since cutting the largest
+// least squared error: the range of all its weights, and narrower ranges, since cutting the largest
 // weights may cost less than coarser steps for all. Weights that are all alike have the scale 1.
 // The same, bit for bit, on every processor. Writes values, scales and zeros; kInvalidArgument
 // where a weight is not finite, or too large for its range to be.
@@ -88,8 +88,8 @@ POLYSPEC_API Result int4_packed_check(const Int4Shape& shape, const void* packed
 //                  + (rounding of y to dtype)
 // where all a_k are 0 or at least 2^-100 and no sum overflows.
 //
-// y is the same, bit for bit, on every processor, with any number of threads, and whatever rows
-// stand beside a row: in a pass of one token and in one of many. A row of x that holds an
+// y is the same, bit for bit, on every processor, with any number of threads and any other rows in
+// the call: in a pass of one token and in one of many. A row of x that holds an
 // infinity or a NaN gives a row of NaN, and leaves the others alone.
 struct Int4ProductParams {
   Int4Shape shape;
@@ -115,8 +115,8 @@ POLYSPEC_API Result int4_product(const Int4ProductParams& params, Stream stream 
 // A matrix is packed on the device, by one launch, for products there: in another layout than on
 // the CPU and without a label, since the host cannot read it. scale_dtype is kBFloat16.
 //
-// Packed, it is a row of tiles of 32 outputs (an even number, the last ones filled up with zeros),
-// each of them a row of groups, each of those, with g in [0, 8) and c in [0, 4),
+// Packed, it is a row of tiles of 32 outputs (an even number, the last filled up with zeros), each
+// tile a row of groups, each group, with g in [0, 8) and c in [0, 4),
 //   8 vectors of 16 bytes              the scale and zero of outputs g, g + 8, g + 16 and g + 24;
 //   group / 32 chunks of 32 vectors    vector 4g + c has inputs 8c to 8c + 7 of these outputs in
 //                                      words of 32 bits: outputs g and g + 8 with the first and
@@ -132,15 +132,15 @@ POLYSPEC_API int64_t int4_packed_bytes(const Int4Shape& shape, Stream::Device de
 // none is refused, and `packed` is 16-byte aligned.
 POLYSPEC_API Result int4_pack(const Int4PackParams& params, Stream stream);
 
-// int4_product on CUDA is one launch and takes no workspace. No kernel of the same CUDA graph writes
-// `packed`, which is read before earlier kernels of a graph have ended. x and y are bfloat16 or float16, x and
-// its stride multiples of 16 bytes. Weights are read once for up to 64 tokens; more are several
-// blocks, which read them at the same time. Neither weights nor activations are rounded; sums are
-// float32 on the tensor cores:
+// int4_product on CUDA is one launch and takes no workspace. No kernel of the same CUDA graph
+// writes `packed`, which is read before earlier kernels of a graph have ended. x and y are bfloat16
+// or float16, x and its stride multiples of 16 bytes. Weights are read once for up to 64 tokens;
+// more form several blocks, which read the weights at the same time. Neither weights nor
+// activations are rounded; sums are float32 on the tensor cores:
 //   |y - exact| <= (group + 2 k / group + 12) 2^-22 sum_k |x_k| (56 |scale| + |zero|)
 //                  + (rounding of y to dtype)
-// where no sum overflows. A row is the same, bit for bit, whatever rows stand beside it; its bits
-// are another device's where the tensor cores add in the same way. An infinity or a NaN in a row of
-// x leaves the other rows alone.
+// where no sum overflows. A row is the same, bit for bit, with any other rows in the call; devices
+// with tensor cores that add in the same way give the same bits. An infinity or a NaN in a row of x
+// leaves the other rows alone.
 
 }  // namespace polyspec

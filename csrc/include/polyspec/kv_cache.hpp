@@ -2,7 +2,7 @@
 // path.
 //
 // Contract C7: a contiguous cache rolls back by its lengths alone and moves no bytes, so there is
-// no operator for it; a paged cache gives the pages behind the new lengths back; a tree moves its
+// no operator for it; a paged cache frees the pages after the new lengths; a tree moves its
 // accepted path and nothing else. No call allocates, waits for the device or reads a device value
 // on the host, so all can be captured in a graph.
 //
@@ -17,8 +17,8 @@
 
 namespace polyspec {
 
-// Status bits of these operators, beside kStatusBadLength; status.hpp has no others of them. A row
-// with an error keeps its length, its pages and what its committed tokens are made of.
+// Status bits of these operators, in addition to kStatusBadLength of status.hpp. A row with an
+// error keeps its length, its pages and the keys and values of its committed tokens.
 enum CacheStatusBits : int32_t {
   kStatusBadPath = 1 << 10,    // a tree path that does not increase, or leaves the cache
   kStatusCacheFull = 1 << 11,  // the row's tokens do not fit, or no page is free
@@ -36,7 +36,7 @@ struct KvCache {
   int64_t stride[3] = {0, 0, 0};
 };
 
-// What both ways to append share.
+// Fields common to both append operators.
 struct NewTokens {
   int64_t batch = 0;                 // b >= 0
   int64_t heads = 0;                 // h >= 1, heads of keys and values (not of queries)
@@ -49,7 +49,7 @@ struct NewTokens {
   const int64_t* counts = nullptr;   // [b] in [0, t], new tokens of each row, or nullptr: t each
 
   // [b] lengths + counts, or lengths where the status has an error; may be nullptr, must not be
-  // `lengths`: several threads read those.
+  // `lengths`, which several threads read.
   int64_t* new_lengths = nullptr;
   int32_t* status = nullptr;  // [b]
 };
@@ -77,16 +77,16 @@ struct PagedAppendParams {
   int64_t page_size = 0;  // s >= 1
   int64_t max_pages = 0;  // m >= 0, pages that a row can hold
   KvCache keys, values;   // [n, h, s, d_k], [n, h, s, d_v]
-  // [b, m] page ids; what lies behind a row's pages is not read.
+  // [b, m] page ids; entries after a row's pages are not read.
   const int32_t* block_table = nullptr;
   int64_t block_table_stride = 0;  // from one row to the next
 };
 POLYSPEC_API Result append_paged(const PagedAppendParams& params, Stream stream = Stream::cpu());
 
-// Gives rows the pages they need, or takes back those they need no more. One block table serves all
-// layers. The free list is a stack: free_pages[0 ... free_count) are the ids nobody holds. Rows are
-// served in ascending order, so which page goes where does not depend on timing (contract C3 wants
-// that of everything).
+// Gives rows the pages they need, or takes back the pages they need no more. One block table serves
+// all layers. The free list is a stack: free_pages[0 ... free_count) are the free page ids. Rows
+// are served in ascending order, so which page goes where does not depend on timing (contract C3
+// wants that of everything).
 struct PagesParams {
   int64_t batch = 0;                 // b >= 0
   int64_t pages = 0;                 // n >= 1, below 2^31
@@ -101,7 +101,7 @@ struct PagesParams {
   int32_t* status = nullptr;      // [b]
 };
 // Rows that hold too few pages take from the free list's top. When it runs out, this row and later
-// ones in need get none: kStatusCacheFull.
+// rows in need get none: kStatusCacheFull.
 POLYSPEC_API Result reserve_pages(const PagesParams& params, Stream stream = Stream::cpu());
 // Rows that hold too many pages push them, lowest index first. A page id out of range, or more free
 // pages than there are, leaves the row as it is: kStatusBadPage.
@@ -110,8 +110,9 @@ POLYSPEC_API Result truncate_pages(const PagesParams& params, Stream stream = St
 // After a tree has been verified: node i of row b lies in slot lengths[b] + i, and the accepted
 // nodes path[b, 0 ... j) move to slots lengths[b] ... lengths[b] + j. A parent comes before its
 // children, so path indices strictly increase and no move goes to a higher slot; a thread that
-// copies one lane of all j tokens in order therefore works in place. All layers, keys and values,
-// in one launch. A path that does not increase or leaves the cache moves nothing: kStatusBadPath.
+// copies one lane of all j tokens in order therefore needs no second cache. All layers, keys and
+// values, in one launch. A path that does not increase or leaves the cache moves nothing:
+// kStatusBadPath.
 struct CompactTreeParams {
   int64_t layers = 0;        // l >= 0
   int64_t batch = 0;         // b >= 0
@@ -127,7 +128,7 @@ struct CompactTreeParams {
   int64_t value_stride[3] = {0, 0, 0};
   int32_t alignment = 16;            // bytes that every base is a multiple of; a power of two
   int64_t path_len = 0;              // m >= 0
-  const int64_t* lengths = nullptr;  // [b] committed tokens in front of the tree
+  const int64_t* lengths = nullptr;  // [b] committed tokens before the tree
   const int64_t* path = nullptr;     // [b, m] accepted nodes, then -1
 
   // [b] lengths + accepted nodes; may be nullptr, must not be `lengths`.

@@ -1,11 +1,11 @@
-// What a decoder layer computes between its products: RMSNorm with the residual sum in front of it,
+// The operators of a decoder layer between its products: RMSNorm with the residual sum before it,
 // rotary positions of queries and keys, and the gated activation.
 //
-// All three are made of many small operators elsewhere. A pass of one token then spends as long on
-// calls, or on launches, as on its weights.
+// Other libraries compute each with many small operators. A pass of one token then spends as long
+// on calls, or on launches, as on its weights.
 //
 // Every token is computed by itself and in a fixed order: its bits are the same on every processor,
-// on CUDA, with any number of threads, and whatever other tokens are in the call. With kBFloat16 a
+// on CUDA, with any number of threads, and with any other tokens in the call. With kBFloat16 a
 // value is rounded wherever a model of transformers' rounds it. Tensors are contiguous but for a
 // stride that is named; outputs are apart from inputs.
 #pragma once
@@ -31,8 +31,8 @@ struct RmsNormParams {
   void* y = nullptr;               // [m, n] out
 };
 
-// Splits a product into the heads of queries, keys and values; those of queries and keys are turned
-// by the positions: out = round(round(x cos) + round(rotated(x) sin)), where rotated(x) is
+// Splits a product into the heads of queries, keys and values; queries and keys are rotated by the
+// positions: out = round(round(x cos) + round(rotated(x) sin)), where rotated(x) is
 // (-second half, first half). (With kFloat32 nothing is rounded.)
 struct RotaryParams {
   int64_t batch = 0, tokens = 0;  // b, t
@@ -44,14 +44,14 @@ struct RotaryParams {
   // [d] each, weights of an RMSNorm of every head of queries and of keys, before they are turned;
   // or nullptr both.
   const void *query_norm = nullptr, *key_norm = nullptr;
-  float epsilon = 0.0f;          // > 0, of those norms
+  float epsilon = 0.0f;          // > 0, of these norms
   const void* cosine = nullptr;  // [b or 1, t, d]
   const void* sine = nullptr;    // [b or 1, t, d]
   bool same_positions = false;   // cosine and sine have one row for all b
   void *query = nullptr, *key = nullptr, *value = nullptr;  // [b, h, t, d], [b, g, t, d] out
 };
 
-// The same, whose keys and values are appended to a cache of one run of slots per row (AppendParams
+// The same, with keys and values appended to a cache of one run of slots per row (AppendParams
 // without a ring): token i of row b goes to slot lengths[b] + i. Padding has queries alone.
 struct RotaryAppendParams {
   RotaryParams turn;                 // without key and value

@@ -1,20 +1,20 @@
-// Philox4x32-10, the counter-based generator behind every draw (Salmon et al., SC 2011), and the
-// keying of contract C3: a draw depends on (seed, position, level, round, node, purpose) and on
-// nothing else.
+// Philox4x32-10, the counter-based generator of every draw (Salmon et al., SC 2011), and the keying
+// of contract C3: a draw depends on (seed, position, level, round, node, purpose) and on nothing
+// else.
 //
-// Which draw is for what, `position` being that of the call:
-//   sample   the token: kSample at `position` and `node`, which tells draws for one position apart,
-//            such as those of a tree's nodes of one depth;
+// The use of each draw, with `position` of the call:
+//   sample   the token: kSample at `position` and `node`, which distinguishes draws for one
+//            position, for example of a tree's nodes of one depth;
 //   verify   the test of draft token i (from 0): kAccept at position + i, which the block rule uses
-//            for the prefix that ends with that token; the token behind n accepted ones, correction
-//            or bonus: kEmit at position + n. Both with node 0. Try j of a correction: kTry at
-//            position + n, its token with node 2 j and its test with node 2 j + 1;
+//            for the prefix that ends with that token; the token after n accepted tokens,
+//            correction or bonus: kEmit at position + n. Both with node 0. Try j of a correction:
+//            kTry at position + n, its token with node 2 j and its test with node 2 j + 1;
 //   verify_tree   at depth d, the test of the j-th child: kAccept at position + d and node j; the
-//            token drawn from the row or what is left of it: kEmit at position + d and node 0; the
-//            tries of the latter: kTry at position + d.
-//            By the block rule the test of node i whose depth is d: kAccept at position + d and
-//            node i - d, which is 0 in a chain.
-// A draw that is not needed is not made.
+//            token drawn from the row or its residual: kEmit at position + d and node 0; the tries
+//            of the latter: kTry at position + d.
+//            By the block rule the test of node i at depth d: kAccept at position + d and node i -
+//            d, which is 0 in a chain.
+// Draws that are not needed are left out.
 // `round` is the caller's. In a ps.Chain each request counts the verifications of each level, and
 // the drafter's turns, from 0; `level` counts from the target's 1; `position` counts the request's
 // tokens, its prompt's included, from 0.
@@ -47,7 +47,7 @@ POLYSPEC_HD PhiloxBlock philox4x32_10(PhiloxBlock counter, uint32_t key0, uint32
   return counter;
 }
 
-// What a draw is for. Draft, accept and resample never share one.
+// The use of a draw. Draft, accept and resample never share a draw.
 enum class Purpose : uint32_t {
   kSample = 0,  // a token from the distribution itself, by `sample`
   kAccept = 1,  // the acceptance test of one draft token
@@ -57,9 +57,9 @@ enum class Purpose : uint32_t {
 
 constexpr int64_t kDrawNodes = 1 << 14;  // nodes are in [0, 2^14)
 
-// 64 uniform bits. level < 2^16, round < 2^32, node < 2^14: it stands beside the purpose, so that
-// node 0 is what there was without nodes. Levels begin at 1: what is drawn with level 0, round 0
-// and kSample at position b >= 1 is the seed of row b of a batch that was given one seed.
+// 64 uniform bits. level < 2^16, round < 2^32, node < 2^14: its bits are next to the purpose's, so
+// that node 0 gives the draws without nodes. Levels begin at 1: the draw with level 0, round 0 and
+// kSample at position b >= 1 is the seed of row b of a batch with one seed.
 POLYSPEC_HD uint64_t draw_bits(uint64_t seed, int64_t position, int32_t level, int64_t round,
                                Purpose purpose, int64_t node = 0) {
   const uint64_t at = static_cast<uint64_t>(position);

@@ -1,7 +1,7 @@
 /* The C interface of polyspec, for embedders in C and in every language that can call C. C99.
  *
  * It mirrors sample.hpp, verify.hpp, verify_tree.hpp, dense.hpp, int4.hpp, attention.hpp,
- * kv_cache.hpp, round_state.hpp, scheduler.hpp and policy.hpp; what is said there holds here. Every
+ * kv_cache.hpp, round_state.hpp, scheduler.hpp and policy.hpp; their contracts hold here. Every
  * function returns a polyspec_code or a plain value, -1 for none; the interface has no exceptions,
  * and no function aborts. polyspec_last_error() explains the last failure of the calling thread.
  *
@@ -12,8 +12,8 @@
  * caller was compiled with; polyspec_*_default() sets it together with the defaults. By it the
  * library reads
  * - of an earlier release's size: the fields of that release, and takes the defaults for the rest;
- * - of its own size: everything;
- * - of a larger size: everything, and fails unless all that it does not know is zero;
+ * - of this release's size: everything;
+ * - of a larger size: everything, and fails unless all unknown fields are zero;
  * - of any other size: nothing, and fails with POLYSPEC_BAD_STRUCT_SIZE.
  * Structs without that field (polyspec_*_param, polyspec_row_statistics, polyspec_executor,
  * polyspec_kv_*, polyspec_step_report) never change.
@@ -44,10 +44,10 @@ typedef int32_t polyspec_code;
 enum {
   POLYSPEC_OK = 0,
   POLYSPEC_INVALID_ARGUMENT = 1, /* a pointer, size, count or enum is wrong; nothing was written */
-  POLYSPEC_UNSUPPORTED = 2,      /* this build has no such backend */
+  POLYSPEC_UNSUPPORTED = 2,      /* this build lacks the backend */
   POLYSPEC_CUDA_ERROR = 3,       /* the launch failed */
   POLYSPEC_BAD_STRUCT_SIZE = 4,  /* struct_size is unknown, or a field unknown here is set */
-  POLYSPEC_WRONG_STATE = 5, /* a scheduler was told something that its next step does not allow */
+  POLYSPEC_WRONG_STATE = 5,      /* a report that the scheduler's next step does not allow */
   POLYSPEC_OUT_OF_MEMORY = 6,
   POLYSPEC_INTERNAL_ERROR = 7, /* an exception out of an executor callback, or a defect here */
 };
@@ -69,19 +69,17 @@ enum {
   POLYSPEC_STATUS_ZERO_RESIDUAL = 1 << 16,
 };
 
-/* The name of a code, such as "invalid argument". Static storage, never NULL. */
+/* The name of a code, for example "invalid argument". Static storage, never NULL. */
 POLYSPEC_API const char* polyspec_code_string(polyspec_code code);
 
-/* What the last failing call of this thread has to say; "" before any. Valid until the next
- * failure. */
+/* The message of this thread's last failing call; "" before any. Valid until the next failure. */
 POLYSPEC_API const char* polyspec_last_error(void);
 
 /* Writes the names of all bits of a request's status into text[size], comma-separated, always
  * terminated when size > 0. Returns the length that the whole text has, as snprintf does. */
 POLYSPEC_API size_t polyspec_status_string(int32_t status, char* text, size_t size);
 
-/* "major.minor.patch" of the library that runs, beside the POLYSPEC_VERSION_* of the header
- * compiled with. */
+/* "major.minor.patch" of the library; POLYSPEC_VERSION_* are the header's. */
 POLYSPEC_API const char* polyspec_version(void);
 
 /* 1 when the library was built with CUDA and finds a device, else 0. */
@@ -145,7 +143,7 @@ typedef struct polyspec_draw {
   /* in [0, 2^32); counts the level's rounds, so that none re-uses a draw */
   polyspec_int64_param round;
   int32_t level; /* in [1, 2^16); 1 is the target */
-  /* the caller's own draws, or NULL: [b, 1] for sample, [b, k+1] for verify */
+  /* draws of the caller, or NULL: [b, 1] for sample, [b, k+1] for verify */
   const uint64_t* bits;
 } polyspec_draw;
 
@@ -154,8 +152,7 @@ typedef struct polyspec_draw {
 enum { POLYSPEC_CPU = 0, POLYSPEC_CUDA = 1 };
 
 /* Runs body(context, i) for every i in [0, n), in any order and on any threads, and returns when
- * all are done. The library owns no threads: `run` is called only from inside the calls it is given
- * to. */
+ * all are done. The library owns no threads: only calls that get `run` call it. */
 typedef void (*polyspec_body)(void* context, int64_t index);
 typedef struct polyspec_executor {
   void (*run)(void* pool, int64_t n, polyspec_body body, void* context); /* NULL: serially */
@@ -198,7 +195,7 @@ typedef struct polyspec_sample_params {
   int32_t* status; /* [b] out */
   /* [b] out, or NULL; for draft_statistics of the level above */
   polyspec_row_statistics* statistics;
-  polyspec_int64_param node; /* in [0, 2^14); tells draws for one position apart. Default 0 */
+  polyspec_int64_param node; /* in [0, 2^14); distinguishes draws for one position. Default 0 */
   /* [b, ceil(v / 32)] allowed ids, bit i % 32 of word i / 32; a forbidden id has probability 0. Or
    * NULL: all are allowed */
   const int32_t* allowed;
@@ -254,14 +251,14 @@ typedef struct polyspec_verify_params {
   /* [b, k+1] out, or NULL; for draft_statistics of the level above */
   polyspec_row_statistics* statistics;
 
-  /* Where a text ends: verify.hpp, CutParams. Tokens behind a cut are -1. */
+  /* Where a text ends: verify.hpp, CutParams. Tokens after a cut are -1. */
   const int64_t* eos;   /* [b, eos_count] ids that end a text and are kept, -1 is no id; or NULL */
   int64_t eos_count;    /* default 0 */
   int64_t eos_stride;   /* elements per request; default 0: one list for all */
   const int64_t* room;  /* [b] >= 0, most tokens that may be emitted; NULL: no limit */
   int64_t* num_emitted; /* [b] out, or NULL; tokens emitted, in [0, k+1] */
   int64_t* ended;       /* [b] out, or NULL; POLYSPEC_ENDED_*, 0: the text goes on */
-  int64_t* cache_lengths;  /* [b] out, or NULL; position + accepted tokens that have a row behind */
+  int64_t* cache_lengths;  /* [b] out, or NULL; position + accepted tokens that a row follows */
   int64_t* next_ids;       /* [b] out, or NULL; the last emitted token, -1 if there is none */
   int64_t* next_positions; /* [b] out, or NULL; its absolute position, -1 if there is none */
 
@@ -276,12 +273,12 @@ typedef struct polyspec_verify_params {
   int64_t draft_rows_stride; /* elements per request (not with offsets) */
   int64_t num_draft_rows;
   const int64_t* offsets; /* [b+1] into target_logits [num_rows, v] and draft_tokens [num_rows], or
-                             NULL. Request i has rows offsets[i] ... offsets[i+1]-1 and, at the
-                             same places, one draft token fewer or draft_lengths[i], at most its
-                             rows. Of as many tokens as rows no bonus is emitted behind the last */
+                             NULL. Request i has rows offsets[i] ... offsets[i+1]-1 and, at the same
+                             indices, one draft token fewer or draft_lengths[i], at most its rows.
+                             Of as many tokens as rows no bonus is emitted after the last */
   int64_t num_rows;
   const int64_t* slots; /* [b] in [0, num_slots): where the arrays of sampling, draw, eos and room
-                           hold a request's parameters; or NULL: those arrays are [b] */
+                           hold a request's parameters; or NULL: the arrays are [b] */
   int64_t num_slots;
 
   /* [b, k+1, ceil(v / 32)], or [num_rows, ceil(v / 32)] with offsets: allowed ids of each row of
@@ -317,8 +314,8 @@ typedef struct polyspec_verify_tree_params {
   int64_t draft_vocab; /* vd, in [1, v]; ignored without draft logits */
 
   int32_t target_dtype;      /* default POLYSPEC_FLOAT32 */
-  const void* target_logits; /* [b, n+1, v], unit stride along v; row 0 is the distribution behind
-                                the root, row i+1 the one behind node i */
+  const void* target_logits; /* [b, n+1, v], unit stride along v; row 0 is the distribution after
+                                the root, row i+1 the distribution after node i */
   int64_t target_stride[2];  /* elements per request, per row */
 
   const int64_t* draft_tokens; /* [b, n] target ids */
@@ -329,7 +326,7 @@ typedef struct polyspec_verify_tree_params {
   const void* draft_logits; /* [num_draft_rows, vd], or NULL: all children are deterministic */
   int64_t draft_stride;     /* elements per row */
   int64_t num_draft_rows;
-  const int64_t* draft_rows; /* [b, n+1] the pool's row that the children behind a row of the target
+  const int64_t* draft_rows; /* [b, n+1] the pool's row that the children of a row of the target
                                 were drawn from, independently; -1: deterministic; or NULL */
   const polyspec_row_statistics* draft_statistics; /* [num_draft_rows], or NULL: computed here */
   const int32_t* target_to_draft; /* [v] draft id of each target id, -1: none; NULL: identity */
@@ -359,7 +356,7 @@ typedef struct polyspec_verify_tree_params {
   /* Rows and parameters that do not lie side by side: as in polyspec_verify_params. */
   const int64_t* offsets; /* [b+1] into target_logits [num_rows, v], draft_tokens, parents and
                              draft_rows [num_rows], or NULL. Request i has rows offsets[i] ...
-                             offsets[i+1]-1 and one node fewer, at the same places; not with counts
+                             offsets[i+1]-1 and one node fewer, at the same indices; not with counts
                            */
   int64_t num_rows;
   const int64_t* slots; /* [b] in [0, num_slots), or NULL */
@@ -389,9 +386,9 @@ POLYSPEC_API polyspec_code polyspec_verify_tree(const polyspec_verify_tree_param
 
 /* ---- Packed weights ---- */
 
-/* A label in front of packed weights has the id of their layout and their shape. A product refuses
- * those of another one; *_packed_check tells beforehand, for weights out of a file. An id is used
- * for one layout and never again. */
+/* A label before packed weights has the id of their layout and their shape. A product refuses a
+ * label of another layout or shape; *_packed_check checks weights out of a file beforehand. An id
+ * is never reused for another layout. */
 enum { POLYSPEC_LAYOUT_DENSE = 4, POLYSPEC_LAYOUT_INT4 = 5 };
 
 /* ---- Dense product ---- */
@@ -425,7 +422,7 @@ typedef struct polyspec_dense_product_params {
   void* workspace;    /* polyspec_dense_workspace_bytes, 64-byte aligned */
 } polyspec_dense_product_params;
 
-/* -1 where there is no such matrix, or for a negative number of tokens. */
+/* -1 for an invalid shape or a negative number of tokens. */
 POLYSPEC_API int64_t polyspec_dense_packed_bytes(const polyspec_dense_shape* shape);
 POLYSPEC_API int64_t polyspec_dense_workspace_bytes(const polyspec_dense_shape* shape,
                                                     int64_t tokens);
@@ -440,8 +437,8 @@ POLYSPEC_API polyspec_code polyspec_dense_product(const polyspec_dense_product_p
 
 /* ---- 4-bit product ---- */
 
-/* A matrix [n, k] of 4-bit numbers in groups along the inputs; int4.hpp has the layout and the
- * bound of the product, and what is different on CUDA. */
+/* A matrix [n, k] of 4-bit numbers in groups along the inputs; int4.hpp has the layout, the bound
+ * of the product and the differences on CUDA. */
 typedef struct polyspec_int4_shape {
   size_t struct_size;
   int64_t outputs;     /* n >= 1 */
@@ -493,7 +490,7 @@ typedef struct polyspec_int4_product_params {
   void* workspace;       /* polyspec_int4_workspace_bytes, 64-byte aligned; none on CUDA */
 } polyspec_int4_product_params;
 
-/* -1 where there is no such matrix, or for a negative number of tokens. */
+/* -1 for an invalid shape or a negative number of tokens. */
 POLYSPEC_API int64_t polyspec_int4_packed_bytes(const polyspec_int4_shape* shape);
 POLYSPEC_API int64_t polyspec_int4_workspace_bytes(const polyspec_int4_shape* shape,
                                                    int64_t tokens);
@@ -555,12 +552,12 @@ POLYSPEC_API polyspec_code polyspec_attention(const polyspec_attention_params* p
 
 /* ---- Caches of keys and values ---- */
 
-/* kv_cache.hpp says what each operator does. A contiguous cache rolls back by its lengths alone, so
+/* kv_cache.hpp describes each operator. A contiguous cache rolls back by its lengths alone, so
  * there is no operator for it; a paged one by polyspec_truncate_pages. Elements are opaque: 1, 2 or
  * 4 bytes, moved as they are. */
 
-/* Bits of these operators' status, beside POLYSPEC_STATUS_BAD_LENGTH. A row with one of them keeps
- * its length, its pages and what its committed tokens are made of. */
+/* Bits of these operators' status, in addition to POLYSPEC_STATUS_BAD_LENGTH. A row with an error
+ * keeps its length, its pages and the keys and values of its committed tokens. */
 enum {
   POLYSPEC_STATUS_CACHE_FULL = 1 << 11,
   POLYSPEC_STATUS_BAD_PAGE = 1 << 12,
@@ -578,7 +575,7 @@ typedef struct polyspec_kv_cache {
   int64_t stride[3]; /* elements */
 } polyspec_kv_cache;
 
-/* What both ways to append share. */
+/* Fields common to both append operators. */
 typedef struct polyspec_new_tokens {
   size_t struct_size;
   int64_t batch;             /* b >= 0 */
@@ -599,7 +596,7 @@ typedef struct polyspec_append_params {
   size_t struct_size;
   const polyspec_new_tokens* in;
   int64_t capacity;         /* c >= 1 */
-  int32_t ring;             /* not 0: the oldest tokens behind the sinks are displaced */
+  int32_t ring;             /* not 0: the oldest tokens after the sinks are displaced */
   int64_t sinks;            /* in [0, c); only with ring */
   polyspec_kv_cache keys;   /* [b, h, c, d_k] */
   polyspec_kv_cache values; /* [b, h, c, d_v] */
@@ -627,7 +624,7 @@ typedef struct polyspec_pages_params {
   int32_t* block_table;   /* [b, m] in and out; -1 where a page was taken back */
   int64_t block_table_stride;
   int64_t* held;       /* [b] in and out; row b holds pages block_table[b, 0 ... held[b]) */
-  int32_t* free_pages; /* [n] in and out; a stack of the ids that nobody holds */
+  int32_t* free_pages; /* [n] in and out; a stack of the free page ids */
   int64_t* free_count; /* [1] in and out */
   int32_t* status;     /* [b] out */
 } polyspec_pages_params;
@@ -647,7 +644,7 @@ typedef struct polyspec_compact_tree_params {
   int64_t value_stride[3];
   int32_t alignment;      /* bytes that every base is a multiple of; a power of two; default 16 */
   int64_t path_len;       /* m >= 0 */
-  const int64_t* lengths; /* [b] committed tokens in front of the tree */
+  const int64_t* lengths; /* [b] committed tokens before the tree */
   const int64_t* path;    /* [b, m] accepted nodes, then -1 */
   int64_t* new_lengths;   /* [b] out, or NULL; not `lengths` */
   int32_t* status;        /* [b] out */
@@ -668,7 +665,7 @@ POLYSPEC_API polyspec_code polyspec_compact_tree(const polyspec_compact_tree_par
 /* ---- Round state ---- */
 
 /* The scheduler of a batch: one row of int64 words for each request, on the CPU or a device.
- * round_state.hpp says what the words mean and how the three operators take turns. */
+ * round_state.hpp describes the words and the order of the three operators. */
 typedef struct polyspec_round {
   size_t struct_size;
   int32_t levels;   /* n in [2, 2^16) */
@@ -679,7 +676,7 @@ typedef struct polyspec_round {
 } polyspec_round;
 
 /* Words of the header, of a level, of a step in the log. Level i begins at polyspec_round_level_at,
- * the log behind level n, the text at polyspec_round_text_at. */
+ * the log after level n, the text at polyspec_round_text_at. */
 enum {
   POLYSPEC_ROUND_TOTAL = 0,
   POLYSPEC_ROUND_ROOM,
@@ -736,15 +733,16 @@ enum {
 typedef struct polyspec_schedule_due_params {
   size_t struct_size;
   const polyspec_round* in;
-  int64_t* due; /* [2, b] out; the level whose step is due, 0: nothing is left; and of how many */
+  int64_t* due; /* [2, b] out; the level of the due step, 0: nothing is left; and its number of
+                   tokens */
 } polyspec_schedule_due_params;
 
 typedef struct polyspec_schedule_next_params {
   size_t struct_size;
   const polyspec_round* in;
-  int32_t level;      /* whose step it is */
+  int32_t level;      /* of the step */
   int64_t width;      /* t >= 1 */
-  int64_t* input_ids; /* [b, t] out, 0 behind a row's own */
+  int64_t* input_ids; /* [b, t] out, 0 after the row's tokens */
   int64_t* plan;      /* [POLYSPEC_PLAN_ROWS, b] out */
 } polyspec_schedule_next_params;
 
@@ -759,8 +757,8 @@ typedef struct polyspec_schedule_report_params {
   const int32_t* status; /* [b] of the verification, [b, w] of the draft's tokens */
   int64_t num_eos;       /* e >= 0 */
   const int64_t* eos;    /* [b, e] ids that end a row's text; -1 is none */
-  int64_t* slots;        /* [b, w] out; places among those pending for the level above */
-  int64_t padding;       /* what `slots` has for other tokens */
+  int64_t* slots;        /* [b, w] out; indices among the tokens pending for the level above */
+  int64_t padding;       /* the value in `slots` for other tokens */
   int64_t* kept;         /* [n, b] out, or NULL; tokens that each level's cache may keep */
 } polyspec_schedule_report_params;
 
@@ -775,7 +773,7 @@ POLYSPEC_API polyspec_code polyspec_schedule_report(const polyspec_schedule_repo
 /* ---- Scheduler ---- */
 
 /* The host state machine of a chain of n levels, level 1 the target, level n the drafter. Not to be
- * used from two threads at once. scheduler.hpp says what each step means. */
+ * used from two threads at once. scheduler.hpp describes each step. */
 typedef struct polyspec_scheduler polyspec_scheduler;
 
 enum { POLYSPEC_STEP_DRAFT = 0, POLYSPEC_STEP_VERIFY = 1, POLYSPEC_STEP_DONE = 2 };
@@ -786,17 +784,17 @@ typedef struct polyspec_step {
   int32_t level;      /* 1 ... n */
   int64_t count;      /* tokens to draft, >= 1, or pending tokens to verify, >= 0 */
   int64_t of_tail;    /* of these, tokens of a tail: all or none of a draft, which are then pending
-                         for level 1, and of those that level 1 verifies the last ones */
+                         for level 1, and the last of the tokens that level 1 verifies */
 } polyspec_step;
 
 /* The size of an earlier release that is written: all fields before `of_tail`. */
 #define POLYSPEC_STEP_WITHOUT_TAIL_SIZE offsetof(polyspec_step, of_tail)
 
-/* windows: [num_windows], n - 1 numbers >= 0: windows[i-1] tokens is what level i waits for. */
+/* windows: [num_windows], n - 1 numbers >= 0: level i waits for windows[i-1] tokens. */
 POLYSPEC_API polyspec_code polyspec_scheduler_create(const int64_t* windows, int32_t num_windows,
                                                      polyspec_scheduler** scheduler);
 
-/* The same, and rounds: [num_windows] numbers >= 0: level i also verifies what it has once
+/* The same, and rounds: [num_windows] numbers >= 0: level i also verifies its pending tokens once
  * rounds[i-1] blocks have come from below, full window or not; 0 is no bound. */
 POLYSPEC_API polyspec_code polyspec_scheduler_create_bounded(const int64_t* windows,
                                                              const int64_t* rounds,
@@ -808,12 +806,12 @@ POLYSPEC_API void polyspec_scheduler_destroy(polyspec_scheduler* scheduler); /* 
 POLYSPEC_API polyspec_code polyspec_scheduler_start(polyspec_scheduler* scheduler,
                                                     int64_t max_new_tokens);
 
-/* What to do now; changes nothing. */
+/* The next step; changes nothing. */
 POLYSPEC_API polyspec_code polyspec_scheduler_next(const polyspec_scheduler* scheduler,
                                                    polyspec_step* step);
 
-/* What came of it: `emitted` tokens were drafted, or handed up (accepted and correction or bonus,
- * cut after the first EOS); eos != 0: the last of them ends the text. */
+/* The outcome of a step: `emitted` tokens were drafted, or handed up (accepted and correction or
+ * bonus, cut after the first EOS); eos != 0: the last of them ends the text. */
 POLYSPEC_API polyspec_code polyspec_scheduler_report(polyspec_scheduler* scheduler, int32_t level,
                                                      int64_t emitted, int32_t eos);
 
@@ -822,8 +820,8 @@ POLYSPEC_API polyspec_code polyspec_scheduler_set_windows(polyspec_scheduler* sc
                                                           const int64_t* windows,
                                                           int32_t num_windows);
 
-/* With a tail, level n drafts up to `tail` tokens more before level 1 verifies what level 2 has
- * handed up; level 1 verifies them as well, each against the distribution of level n that it was
+/* With a tail, level n drafts up to `tail` tokens more before level 1 verifies the tokens of level
+ * 2; level 1 verifies the drafts as well, each against the distribution of level n that it was
  * drawn from. It holds from the next one on; 0, as at creation, is none. A chain of two levels has
  * none. */
 POLYSPEC_API polyspec_code polyspec_scheduler_set_tail(polyspec_scheduler* scheduler, int64_t tail);
@@ -834,7 +832,7 @@ POLYSPEC_API polyspec_code polyspec_scheduler_get_windows(const polyspec_schedul
 
 /* Tokens that wait for level 1 ... n-1, for level 1 a tail's as well; tokens that the target has
  * emitted; 1 when nothing is left to do; the number n of levels; tokens of a tail at most. They
- * answer -1 for a NULL scheduler or a level without pending tokens of its own. */
+ * answer -1 for a NULL scheduler or a level that has no pending tokens. */
 POLYSPEC_API int64_t polyspec_scheduler_pending(const polyspec_scheduler* scheduler, int32_t level);
 POLYSPEC_API int64_t polyspec_scheduler_committed(const polyspec_scheduler* scheduler);
 POLYSPEC_API int32_t polyspec_scheduler_done(const polyspec_scheduler* scheduler);
@@ -843,8 +841,8 @@ POLYSPEC_API int64_t polyspec_scheduler_tail(const polyspec_scheduler* scheduler
 
 /* ---- Window policies ---- */
 
-/* Chooses the windows of a chain's rounds from what is over; policy.hpp says what each kind does
- * and what the options mean. Not to be used from two threads at once. */
+/* Chooses the windows of a chain's rounds from the past rounds; policy.hpp describes the kinds and
+ * the options. Not to be used from two threads at once. */
 typedef struct polyspec_policy polyspec_policy;
 
 enum {
@@ -879,10 +877,10 @@ typedef struct polyspec_policy_options {
 /* One step that a row took part in. This struct never changes. */
 typedef struct polyspec_step_report {
   int32_t level;    /* 1 ... n; n drafted, the others verified */
-  int32_t repeated; /* not 0: the time was told with another row's report, or it is one row's and
-                       passed while the level read tokens that it had missed */
+  int32_t repeated; /* not 0: another row's report has the time, or it is one row's and passed while
+                       the level read tokens that it had missed */
   int64_t tokens;   /* verified or drafted in this row */
-  int64_t accepted; /* of those verified */
+  int64_t accepted; /* of the verified tokens */
   int64_t width;    /* the most tokens of any row in the step */
   int64_t batch;    /* rows that took part */
   double seconds;   /* wall time of the step for all its rows; 0: not measured */
@@ -890,14 +888,14 @@ typedef struct polyspec_step_report {
 
 typedef struct polyspec_round_report {
   size_t struct_size;
-  int64_t row;    /* its place in the batch, in [0, 2^16); numbers are used again */
-  int32_t begins; /* not 0: a text begins in the row; what is known of it is forgotten */
+  int64_t row;    /* its index in the batch, in [0, 2^16); numbers are used again */
+  int32_t begins; /* not 0: a text begins in the row; its history is forgotten */
   const polyspec_step_report* steps; /* [num_steps] of the round that is over */
   int64_t num_steps;
   const int64_t* tokens; /* [num_tokens] committed by it; the prompt where it begins */
   int64_t num_tokens;
   int64_t
-      batch; /* rows told of before the next round, which take its steps together; 0 or 1: one */
+      batch; /* rows reported before the next round, which take its steps together; 0 or 1: one */
 } polyspec_round_report;
 
 POLYSPEC_API polyspec_code polyspec_policy_create(const polyspec_policy_options* options,
@@ -905,7 +903,7 @@ POLYSPEC_API polyspec_code polyspec_policy_create(const polyspec_policy_options*
 POLYSPEC_API void polyspec_policy_destroy(polyspec_policy* policy);        /* NULL is allowed */
 POLYSPEC_API polyspec_code polyspec_policy_reset(polyspec_policy* policy); /* all rows, all times */
 
-/* Forgets one row, whose next report then begins a text; what was learned of all rows stays. */
+/* Forgets one row; its next report then begins a text; statistics of all rows stay. */
 POLYSPEC_API polyspec_code polyspec_policy_forget_row(polyspec_policy* policy, int64_t row);
 
 /* windows: [num_windows] out, num_windows = n - 1; for polyspec_scheduler_set_windows. */
@@ -916,7 +914,7 @@ POLYSPEC_API polyspec_code polyspec_policy_next(polyspec_policy* policy,
 /* ---- Defaults ---- */
 
 /* polyspec_<struct>_default() for every struct with a struct_size. In the header, so that the size
- * is the caller's own. */
+ * is the caller's. */
 
 #define POLYSPEC_DEFAULT_ZEROS(name)                              \
   static inline polyspec_##name polyspec_##name##_default(void) { \

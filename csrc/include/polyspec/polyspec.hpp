@@ -1,4 +1,4 @@
-// All of the C++ interface but the engines, which are headers of their own (polyspec/engines).
+// All of the C++ interface but the engines, which are separate headers (polyspec/engines).
 #pragma once
 
 #include "polyspec/attention.hpp"

@@ -1,41 +1,41 @@
-// The state row of a request: its text, and who waits for whom with how many tokens of it. What a
-// driver does next is read off this row, and what came of it is entered here, wherever the row
-// lies: Scheduler (scheduler.hpp) is one such row on the host, without a text, and the operators
-// below work on the rows of a batch, on the CPU or a CUDA device, by the same functions.
+// The state row of a request: its text, and the pending tokens of each level. The driver's next
+// step is read off this row, and its outcome is entered here, in the memory of the host or of a
+// device: Scheduler (scheduler.hpp) is one row on the host, without a text, and the operators below
+// work on the rows of a batch, on the CPU or a CUDA device, by the same functions.
 //
 // A round of the target is a sequence of steps; a step is a draft by level n, or a verification by
 // one of the others. Three operators, each one launch: `schedule_due` names the step of every row,
 // `schedule_next` before a step gives the tokens to read and which logits to keep,
-// `schedule_report` behind it enters what came of it. A row takes part in a step if the step is the
-// one that is due for it, and idles otherwise. No call allocates, waits for the device or reads a
-// device value on the host.
+// `schedule_report` after it enters the outcome. A row takes part in a step if this step is due for
+// the row, and idles otherwise. No call allocates, waits for the device or reads a device value on
+// the host.
 //
 // Where the rounds of all levels but the last two are bounded (kBound), the order of the steps is
 // known beforehand: gather(n-1) is one draft, gather(i) is bound_i times gather(i+1) and a
 // verification by level i+1, and a round of the target is gather(1) and its verification. A driver
-// that follows this order need not look at the rows in between; another asks `schedule_due`.
-// Level i reads at most the larger of i and what it had not read where the round began, and what is
-// pending for it; with a tail, from four levels on, level n in the last draft also what is pending
-// for level 1, which may be the first that it reads of the round.
+// that follows this order need not look at the rows in between; other drivers call `schedule_due`.
+// Level i reads at most the larger of i and its unread tokens at the begin of the round, and its
+// pending tokens; with a tail, from four levels on, level n in the last draft also the pending
+// tokens of level 1, which may be the first tokens of the round that it reads.
 //
 // Words of a row, int64. Positions count from the beginning of the text.
 //   header  kTotal tokens of the text, kRoom tokens that the target may still emit, kStopped 1
 //           after an error, kStep steps entered in the log, kTailWindow tokens of a tail at most,
-//           kTailPending tokens of the tail among those that are pending for the target
+//           kTailPending tokens of the tail among the tokens pending for the target
 //   levels  n times: kCached leading tokens of the text in the level's cache, kRound rounds it has
 //           done (they key its draws); and but for the drafter, kWindow tokens it waits for, kBound
-//           blocks it waits for at most (0: no bound), and, of what is pending for it, kPending
-//           tokens, kBlocks blocks, kClosed 1 if nothing can be added, 2 if the last token ends the
-//           text
+//           blocks it waits for at most (0: no bound), and, pending for it, kPending tokens,
+//           kBlocks blocks, kClosed 1 if nothing can be added, 2 if the last token ends the text
 //   log     by step: kCount tokens to draft or to verify, -1 for a row without a part; kPosition of
-//           the first of them; kAccepted; kEmitted, cut behind an EOS; kEnded 1 if the last of them
+//           the first of them; kAccepted; kEmitted, cut after an EOS; kEnded 1 if the last of them
 //           ends the text; kStatus; kOfTail, how many of kCount belong to a tail
-//   text    prompt, committed tokens, then what is pending for level 1, for level 2, and so on
+//   text    prompt, committed tokens, then the tokens pending for level 1, for level 2, and so on
 //
 // A tail (n >= 3): before the target verifies its pending tokens, which level 2 has verified, level
-// n drafts up to kTailWindow more behind them, no more than a draft has (kWindow of level n-1) nor
-// than there is room for, unless the last of them ends the text. The target verifies all of them in
-// one pass, each against the distribution that it was drawn from: of the tail that of level n.
+// n drafts up to kTailWindow more after them, at most as many as a draft has (kWindow of level n-1)
+// and as there is room for, unless the last of them ends the text. The target verifies all of them
+// in one pass, each against the distribution that it was drawn from: of the tail the distribution
+// of level n.
 #pragma once
 
 #include <cstdint>
@@ -70,8 +70,8 @@ struct RoundParams {
 
 struct ScheduleDueParams {
   RoundParams in;
-  // [2, b] the level whose step is due, n for a draft and 0 where nothing is left to do; and how
-  // many tokens it drafts or verifies.
+  // [2, b] the level of the due step, n for a draft and 0 where nothing is left to do; and the
+  // number of tokens to draft or verify.
   int64_t* due = nullptr;
 };
 POLYSPEC_API Result schedule_due(const ScheduleDueParams& params, Stream stream = Stream::cpu());
@@ -80,19 +80,19 @@ POLYSPEC_API Result schedule_due(const ScheduleDueParams& params, Stream stream 
 enum SchedulePlan : int64_t {
   kPlanPart,       // 1: the row takes part; 0: all else of it is 0 but position and round
   kPlanCounts,     // tokens that the level has to read, at the front of the row of input_ids
-  kPlanFirst,      // the logits behind this one of them verify the first pending token
+  kPlanFirst,      // the logits after this input token verify the first pending token
   kPlanLengths,    // tokens to draft or to verify
   kPlanPositions,  // absolute position of the first of these
   kPlanRounds,     // keys the draws
-  kPlanOfTail,     // of the tokens to draft or to verify, those of a tail: all or none of a draft
+  kPlanOfTail,     // tokens of a tail among these: all or none of a draft
   kPlanRows,
 };
 
 struct ScheduleNextParams {
   RoundParams in;
-  int32_t level = 0;             // whose step it is
+  int32_t level = 0;             // of the step
   int64_t width = 0;             // t >= 1; a row that has more to read takes no part
-  int64_t* input_ids = nullptr;  // [b, t] ids, 0 behind a row's own
+  int64_t* input_ids = nullptr;  // [b, t] ids, 0 after the row's tokens
   int64_t* plan = nullptr;       // [kPlanRows, b]
 };
 POLYSPEC_API Result schedule_next(const ScheduleNextParams& params, Stream stream = Stream::cpu());
@@ -109,16 +109,16 @@ struct ScheduleReportParams {
   const int32_t* status = nullptr;  // [b] of the verification, [b, w] of the draft's tokens
   int64_t num_eos = 0;              // e >= 0
   const int64_t* eos = nullptr;     // [b, e] ids that end a row's text; -1 is none
-  // [b, w] where each emitted token stands among those that are pending for the level above, those
-  // of a tail for the target, and `padding` for the others.
+  // [b, w] the index of each emitted token among the tokens pending for the level above (a tail's:
+  // for the target), and `padding` for the others.
   int64_t* slots = nullptr;
   int64_t padding = 0;
   // [n, b] tokens that each level's cache may keep; may be nullptr.
   int64_t* kept = nullptr;
 };
-// A row whose status has an error bit, or whose words or numbers cannot be, stops: it takes no part
-// in later steps. Words that cannot be (a length outside of the text, a negative count) are logged
-// as kStatusBadLength; schedule_due names a draft for such a row, schedule_next gives it no part.
+// A row with an error bit in its status, or with invalid words or numbers, stops: it takes no part
+// in later steps. Invalid words (a length outside of the text, a negative count) are logged as
+// kStatusBadLength; schedule_due names a draft for the row, schedule_next gives it no tokens.
 POLYSPEC_API Result schedule_report(const ScheduleReportParams& params,
                                     Stream stream = Stream::cpu());
 

@@ -7,16 +7,17 @@
 
 namespace polyspec {
 
-// The processed distribution: temperature, then top-k, top-p and min-p, in that order, each on what
-// the last kept. Ties at a filter's edge are all kept. Temperature 0 is the argmax, lowest id on
-// ties (C5).
+// The processed distribution: temperature, then top-k, top-p and min-p, in that order, each on the
+// tokens that the last kept. Ties at a filter's edge are all kept. Temperature 0 is the argmax,
+// lowest id on ties (C5).
 //
-// The thresholds (RowStatistics::threshold is the largest of those that apply), to recompute them:
+// The thresholds (RowStatistics::threshold is the largest of them), to recompute them:
 //   top-k  the k-th largest logit;
-//   top-p  the largest logit such that the masses of it and all larger ones reach
-//          max(1, ceil(float64(top_p) * float64(total))), `total` that of what top-k keeps;
+//   top-p  the largest logit for which the masses of it and all larger logits reach
+//          max(1, ceil(float64(top_p) * float64(total))), `total` the mass of the tokens that top-k
+//          keeps;
 //   min-p  float32(max + T * log(min_p)) in float64; its log is the one of `logprobs` below.
-// On CUDA a call whose filters are off by `value`, so that the host knows, takes a smaller kernel.
+// On CUDA a call with all filters off by `value`, which the host can read, takes a smaller kernel.
 struct SamplingParams {
   // In [0, 2^120]: hotter than that, logits that differ by more than float32 holds would still have
   // probability. Between 0 and 2^-126 it counts as 2^-126.
@@ -26,7 +27,7 @@ struct SamplingParams {
   PerRequest<float> min_p{nullptr, 0.0f};  // in [0, 1]; 0: off
 };
 
-// What keys a request's draws beside their purpose (contract C3). The absolute position of a token,
+// The key of a request's draws, with their purpose (contract C3). The absolute position of a token,
 // the level that draws and its round make a draw unique; the batch does not enter.
 struct DrawParams {
   PerRequest<uint64_t> seed{nullptr, 0};
@@ -34,11 +35,11 @@ struct DrawParams {
   PerRequest<int64_t> position{nullptr, 0};
   PerRequest<int64_t> round{nullptr, 0};  // in [0, 2^32); counts the level's draws at a position
   int32_t level = 1;                      // in [1, 2^16); 1 is the target
-  // Draws of the caller's own in place of Philox, for another generator or an exact enumeration:
-  // [b, 1] for sample, [b, k+1] for verify (k acceptance tests, then the emitted token).
+  // Draws of the caller instead of Philox, for another generator or an exact enumeration: [b, 1]
+  // for sample, [b, k+1] for verify (k acceptance tests, then the emitted token).
   const uint64_t* bits = nullptr;
-  // With `bits`, those of the tries of a correction (verify.hpp): [b, 2 kResidualTries], token and
-  // test of each in turn. nullptr: with `bits` no try is made.
+  // With `bits`, the draws of the tries of a correction (verify.hpp): [b, 2 kResidualTries], token
+  // and test of each in turn. nullptr: with `bits` there are no tries.
   const uint64_t* try_bits = nullptr;
 };
 
@@ -64,7 +65,7 @@ struct SampleParams {
   SamplingParams sampling;
   DrawParams draw;
   PerRequest<int64_t> node{nullptr, 0};  // in [0, 2^14); one of several draws for a position
-  int64_t ahead = 0;  // >= 0; tokens that are drawn already behind `position`, of every request
+  int64_t ahead = 0;  // >= 0; tokens that are drawn already from `position` on, in every request
 
   int64_t* tokens = nullptr;  // [b]; -1 where the status has an error
   float* logprobs = nullptr;  // [b] natural log of the token's probability; NaN without a token

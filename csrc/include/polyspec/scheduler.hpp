@@ -2,18 +2,18 @@
 //
 // A chain has n levels; level 1 is the target and level n the drafter (M_1 ... M_n in Wang et al.,
 // ICML 2025). Level i < n verifies the tokens pending for it once windows[i-1] of them have come
-// from below. The machine only counts: `next()` says who does what with how many tokens, `report()`
-// tells it what came of that. It is a state row (round_state.hpp) without a text, on the host, by
-// the functions that the operators over the rows of a batch run as well.
+// from below. The machine only counts: `next()` names the level, the kind of step and the number of
+// tokens, `report()` enters the outcome. It is a state row (round_state.hpp) without a text, on the
+// host, by the functions that the operators over the rows of a batch run as well.
 //
 // Windows are bounded by the room that max_new_tokens leaves. A verification of m tokens can emit m
 // + 1, so a level with room for r tokens verifies at most r - 1 of them, and the level below it has
-// room for what is then missing:
+// room for the rest:
 //   room_1 = max_new_tokens - committed,   want_i = min(windows[i-1], room_i - 1),
 //   room_{i+1} = room_i - 1 - pending_i.
 // Level i is ready when pending_i >= want_i, when rounds[i-1] blocks have come from below, or when
 // its pending tokens cannot grow: the last one ends the text, or the drafter had no more to
-// propose. A block may overshoot its window, since a level hands up all it emits.
+// propose. A block may overshoot its window, since a level hands up all its emitted tokens.
 //
 // With a tail, level n drafts once more before level 1 verifies (round_state.hpp).
 #pragma once
@@ -36,8 +36,8 @@ struct Step {
   Kind kind = Kind::kDone;
   int32_t level = 0;  // 1 ... n
   int64_t count = 0;
-  // How many of them belong to a tail: all or none of a draft, whose tokens are then pending for
-  // level 1, and of those that level 1 verifies the last ones.
+  // How many of them belong to a tail: all or none of a draft, which are then pending for level 1,
+  // and the last of the tokens that level 1 verifies.
   int64_t of_tail = 0;
 };
 
@@ -49,32 +49,33 @@ class POLYSPEC_API Scheduler {
   // for an empty list, for 2^16 levels or more (the limit of the draws' key), or for a negative
   // window. No request is running: done() holds.
   //
-  // rounds[i-1] bounds how often level i waits: it verifies what it has once so many blocks have
-  // come from the level below, full window or not; 0 is no bound, and an empty list bounds nobody.
-  // The work of a bounded round is known before its tokens are, so a driver need not look at them
-  // in between, and the rows of a batch do not wait for each other. Throws std::invalid_argument
-  // for another number of rounds than of windows, or a negative one.
+  // rounds[i-1] bounds how often level i waits: it verifies its pending tokens once so many blocks
+  // have come from the level below, full window or not; 0 is no bound, and an empty list bounds no
+  // level. The work of a bounded round is known before its tokens are, so a driver need not look at
+  // them in between, and the rows of a batch do not wait for each other. Throws
+  // std::invalid_argument for another number of rounds than of windows, or a negative one.
   explicit Scheduler(std::vector<int64_t> windows, std::vector<int64_t> rounds = {});
 
-  // Begins a request that may emit `max_new_tokens` >= 0 tokens. Forgets what was pending; the
+  // Begins a request that may emit `max_new_tokens` >= 0 tokens. Forgets the pending tokens; the
   // windows stay. Throws std::invalid_argument for a negative count.
   void start(int64_t max_new_tokens);
 
-  // What to do now. Does not change the state: calling it twice gives the same step.
+  // The next step. Does not change the state: calling it twice gives the same step.
   // No step can lead past max_new_tokens.
   Step next() const;
 
-  // Tells what the step `next()` named has brought. A drafting step brings 0 <= emitted <= count
-  // tokens; fewer than count means that the drafter has no more this round, and the level above
-  // verifies what it has. A verification brings 1 <= emitted <= count + 1: the accepted prefix and
-  // the correction or bonus, cut after the first EOS. `eos`: the last emitted token ends the text.
-  // Throws std::logic_error, and changes nothing, if `level` is not the one `next()` names, if
-  // nothing is left to do, or if the count cannot be; a pending EOS allows no bonus.
+  // Enters the outcome of the step that `next()` named. A drafting step brings 0 <= emitted <=
+  // count tokens; fewer than count means that the drafter has no more this round, and the level
+  // above verifies its pending tokens. A verification brings 1 <= emitted <= count + 1: the
+  // accepted prefix and the correction or bonus, cut after the first EOS. `eos`: the last emitted
+  // token ends the text. Throws std::logic_error, and changes nothing, if `next()` names another
+  // level, if nothing is left to do, or if the count is out of range; a pending EOS allows no
+  // bonus.
   void report(int32_t level, int64_t emitted, bool eos = false);
 
   // Changes the windows from the next step on; the number of levels stays. A smaller window never
-  // discards sampled tokens: what is pending further down is verified first (contract C2: a policy
-  // may have looked at those tokens). Throws std::invalid_argument for another number of windows or
+  // discards sampled tokens: tokens pending further down are verified first (contract C2: a policy
+  // may have looked at these tokens). Throws std::invalid_argument for another number of windows or
   // a negative one.
   void set_windows(std::vector<int64_t> windows);
 

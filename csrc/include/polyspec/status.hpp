@@ -1,4 +1,4 @@
-// What can go wrong: the result of a call, and the status bits of a request.
+// Errors: the result of a call, and the status bits of a request.
 #pragma once
 
 #include <cstdarg>
@@ -14,7 +14,7 @@ struct Result {
   enum class Code : int32_t {
     kOk = 0,
     kInvalidArgument = 1,  // a pointer, size or enum is wrong; nothing was written
-    kUnsupported = 2,      // this build has no such backend
+    kUnsupported = 2,      // this build lacks the backend
     kCudaError = 3,        // the launch failed; `message` is CUDA's text
   };
   Code code = Code::kOk;
@@ -35,14 +35,15 @@ struct Result {
 // Status of one request (contract C4), a bit set of int32. 0: all is well.
 //
 // An error bit (below kStatusNotes) stops the request at row num_accepted, hence at that offset
-// from its position: tokens from there on are -1. Under the token rule the tokens before it stand;
-// under the block rule, which needs the whole block to verify any of it, none does and all are -1.
-// A note (kStatusNotes and above) reports a rounding corner that was handled; the tokens are good.
+// from its position: tokens from there on are -1. Under the token rule the tokens before it are
+// kept; under the block rule, which needs the whole block to verify any of it, none is kept and all
+// are -1. A note (kStatusNotes and above) reports a rounding corner that was handled; the tokens
+// are good.
 enum StatusBits : int32_t {
   kStatusNan = 1 << 0,              // a NaN in a row of logits
   kStatusInf = 1 << 1,              // +inf in a row of logits: no distribution exists
   kStatusEmptyRow = 1 << 2,         // every logit is -inf: nothing has probability
-  kStatusDraftRow = 1 << 3,         // set beside the bits above when the row is the draft's
+  kStatusDraftRow = 1 << 3,         // set with the bits above when the row is the draft's
   kStatusTokenOutOfRange = 1 << 4,  // a draft token is not in [0, vocab)
   kStatusBadLength = 1 << 5,        // a draft length is not in [0, draft_len]
   kStatusBadParameter = 1 << 6,     // temperature, top-k, top-p, min-p, position ... out of range

@@ -1,4 +1,4 @@
-// What this build and processor can do.
+// The capabilities of this build and processor.
 #pragma once
 
 #include "polyspec/export.h"
@@ -24,7 +24,7 @@ POLYSPEC_API bool supports(Op op, Stream::Device device, DType dtype);
 
 // The instruction set that the operator's CPU loops use here, as POLYSPEC_CPU_ISA names it:
 // "baseline", "dotprod", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16" or "amx"; nullptr
-// for what is no Op.
+// for an invalid Op.
 POLYSPEC_API const char* isa(Op op);
 
 }  // namespace polyspec

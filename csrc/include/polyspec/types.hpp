@@ -13,10 +13,10 @@ namespace polyspec {
 // Element type of a logits tensor.
 enum class DType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-// How packed weights lie (dense.hpp, int4.hpp, blocks.hpp). A label of kPackedLabelBytes in front
-// of them has this id and their shape, so that a product refuses those of another layout or shape
-// before it reads any, and a program those of another release. An id is used for one layout and
-// never again (1, 2 and 3 had their labels behind the weights).
+// Layouts of packed weights (dense.hpp, int4.hpp, blocks.hpp). A label of kPackedLabelBytes before
+// them has this id and their shape, so that a product refuses weights of another layout or shape
+// before it reads any, and a program weights of another release. An id is never reused for another
+// layout (1, 2 and 3 had their labels after the weights).
 enum class PackedLayout : int32_t { kDense = 4, kInt4 = 5, kBlocks = 6 };
 constexpr int64_t kPackedLabelBytes = 64;
 
@@ -34,9 +34,8 @@ struct PerRequest {
   T value{};
 };
 
-// What the distribution behind one row of logits z needs to be evaluated at any token without
-// reading the row again. The distribution of token x is the exact rational m_x / mass with the
-// integer
+// The distribution of one row of logits z, for evaluation at any token without reading the row
+// again. The distribution of token x is the exact rational m_x / mass with the integer
 //   m_x = trunc(2^S * exp2((z_x - max) * slope))  where z_x >= threshold,  else 0,
 // S = 62 - ceil(log2(vocabulary)), slope = log2(e) / T. Integers add up to the same total in any
 // order, so the distribution, and every token drawn from it, is the same on a CPU thread, a CUDA
@@ -53,14 +52,15 @@ struct PerRequest {
 //     0.00015353362, 0.0013398874, 0.009618437, 0.055503324, 0.24022648, 0.6931472, 1;
 //   m = trunc(2^(S + n) * 2^f), exact in float64.
 //
-// How far that is from the softmax p of the same kept logits at the same float32 temperature, in
-// exact arithmetic, with V the vocabulary and p_max the largest probability:
+// The distance to the softmax p of the same kept logits at the same float32 temperature, in exact
+// arithmetic, with V the vocabulary and p_max the largest probability:
 //   a row's total variation is at most  t = 2e-7 log2(V) + 1e-7 + 2^-S V,  3.6e-6 at V = 2^17;
 //   a probability is off by at most  p(x) (2e-7 log2(p_max / p(x)) + 1e-7 + t) + 2^-S p_max,
-//     whose last term is the truncation: a token with p(x) < 2^-S p_max may have mass 0 (S = 45 at
-//     V = 2^17), which is how rows of hundreds of millions of tokens would lose mass.
-// It holds whatever the logits span, -inf among them. Which token an edge of top-p or min-p falls
-// on is decided by these masses, so a token as close to the edge as that may fall on either side.
+//     with the truncation as the last term: a token with p(x) < 2^-S p_max may have mass 0 (S = 45
+//     at V = 2^17), and rows of hundreds of millions of tokens would lose mass this way.
+// The bounds hold for any range of logits, -inf included. Which token an edge of top-p or min-p
+// falls on is decided by these masses, so a token as close to the edge as that may fall on either
+// side.
 struct RowStatistics {
   float max;        // largest logit of the row
   float threshold;  // smallest logit that the filters keep; -inf without filters
@@ -69,7 +69,7 @@ struct RowStatistics {
 };
 
 // Runs body(context, i) for every i in [0, n), in any order and on any threads, and returns when
-// all are done. The library owns no threads: an embedder lends its own.
+// all are done. The library owns no threads: an embedder lends its threads.
 struct Executor {
   using Body = void (*)(void* context, int64_t index);
   void (*run)(void* pool, int64_t n, Body body, void* context) = nullptr;  // nullptr: serially

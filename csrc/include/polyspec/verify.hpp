@@ -1,4 +1,4 @@
-// polyspec::verify: verify a drafted block against the target's logits and emit what stands.
+// polyspec::verify: verify a drafted block against the target's logits and emit accepted tokens.
 #pragma once
 
 #include "polyspec/export.h"
@@ -12,12 +12,11 @@ enum EndedBits : int64_t {
   kEndedRoom = 1 << 1,  // as many tokens were emitted as there was room for
 };
 
-// Where a request's text ends, and what its next pass begins with. Cuts are made after the rule has
-// verified, so that what is emitted is a prefix of what it would be without them, and its
-// distribution stays the target's. Behind a cut tokens are -1, log-probabilities NaN and
-// distributions zero; num_accepted counts the draft tokens before it; an error or note of a row
-// behind it is not reported. A request with room 0 is not verified: nothing of it is read and its
-// status is 0.
+// The end of a request's text, and the first tokens of its next pass. Cuts follow the verification,
+// so that the emitted tokens are a prefix of the tokens without cuts, and keep the target's
+// distribution. After a cut tokens are -1, log-probabilities NaN and distributions zero;
+// num_accepted counts the draft tokens before it; an error or note of a later row is not reported.
+// A request with room 0 is not verified: nothing of it is read and its status is 0.
 struct CutParams {
   const int64_t* eos = nullptr;  // [b, e] ids that end a text (and are kept); -1 is no id
   int64_t eos_count = 0;         // e
@@ -27,22 +26,23 @@ struct CutParams {
   // Outputs, [b] each, nullptr where not wanted. Of n emitted tokens a are accepted draft tokens:
   int64_t* num_emitted = nullptr;  // n, in [0, k+1]
   int64_t* ended = nullptr;        // EndedBits; 0: the text goes on
-  // position + a: what a cache that has read the block may keep. One less where the last of the
-  // accepted draft tokens has no row behind it.
+  // position + a: the tokens that a cache may keep after reading the block. One less where no row
+  // follows the last accepted draft token.
   int64_t* cache_lengths = nullptr;
   int64_t* next_ids = nullptr;        // the last emitted token, the next pass's input; -1 if n = 0
   int64_t* next_positions = nullptr;  // its absolute position, position + n - 1; -1 if n = 0
 };
 
 // Row i of the target's logits is the distribution of the token after i draft tokens, so row i
-// verifies draft token i and row `length`, if it is there, gives the bonus token. With p, q the
+// verifies draft token i and row `length`, if present, gives the bonus token. With p, q the
 // processed distributions of target and draft:
 //   rule token: accept y while u < p(y)/q(y); at the first rejection draw from norm(max(p - q, 0));
 //   rule block: p_i = min(1, p_{i-1} p(y_i)/q(y_i)),  S_i = sum_x max(p_i p(x) - q(x), 0),
 //               h_i = S_i / (S_i + 1 - p_i), h_m = p_m; keep the largest i with u_i < h_i, then
-//               draw from norm(max(p_i p - q, 0)), or the bonus from p when the whole block stands.
+//               draw from norm(max(p_i p - q, 0)), or the bonus from p when the whole block is
+//               accepted.
 // A row i > 0 of the target without a token of any probability ends the block before it: h_i = p_i.
-// It is an error, kStatusEmptyRow, if the tokens before it stand.
+// It is an error, kStatusEmptyRow, if the tokens before it are accepted.
 // Either way the emitted tokens have exactly the target's distribution. Without draft logits q is
 // one-hot at the draft token (a deterministic proposal).
 //
@@ -51,21 +51,21 @@ struct CutParams {
 //   p(y)/q(y) = (m_p(y) M_q) / (m_q(y) M_p), or m_p(y) / M_p for a deterministic proposal;
 //   u = ((bits >> 12) + 0.5) 2^-52, strictly between 0 and 1, of kAccept (philox.hpp);
 //   max(c p - q, 0), c = 1 or p_i, is drawn from by rejection first, which reads the rows at one
-//     token only: try j = 0, ..., kResidualTries - 1 draws x from p as `sample` does, and x is what
-//     is emitted if u m_p(x) (c / M_p) < m_p(x) (c / M_p) - m_q(x) (1 / M_q); both draws are kTry;
+//     token only: try j = 0, ..., kResidualTries - 1 draws x from p as `sample` does, and x is
+//     emitted if u m_p(x) (c / M_p) < m_p(x) (c / M_p) - m_q(x) (1 / M_q); both draws are kTry;
 //     where none succeeds it has the integer masses trunc(2^S max(0, m_p(x) (c / M_p) - m_q(x) (1 /
 //     M_q))), from which the token is drawn as `sample` draws from m (kEmit). Where all are 0 the
 //     token is drawn from p: kStatusZeroResidual. S_i is their sum / 2^S.
-// So what is emitted has the distribution that `sample` draws from to within about 2^-S v + 1e-15
-// of total variation for each token.
+// So the emitted tokens have the distribution that `sample` draws from to within about 2^-S v +
+// 1e-15 of total variation for each token.
 //
 // Nothing has to be copied side by side for a call:
-//   draft_rows  draft rows lie anywhere in a pool: those of a draft model, or the rows of logits
-//               that the level below has verified with. Each draft token names the one that it was
+//   draft_rows  draft rows lie anywhere in a pool: the rows of a draft model, or the rows of logits
+//               that the level below has verified with. Each draft token names the row that it was
 //               drawn from, or -1: a deterministic proposal. Kinds may be mixed within a block.
 //   slots       the parameters of a request lie at its slot of longer arrays.
 //   offsets     the target's rows of all requests follow one another, without gaps.
-// The results are, bit for bit, those of the same rows laid out as [b, k+1, v] and [b, k, vd].
+// The results are, bit for bit, the same as with the rows laid out as [b, k+1, v] and [b, k, vd].
 struct VerifyParams {
   int64_t batch = 0;        // b
   int64_t draft_len = 0;    // k >= 0
@@ -93,10 +93,10 @@ struct VerifyParams {
   int64_t draft_rows_stride = 0;  // entries per request (not with `offsets`)
   int64_t num_draft_rows = 0;
   // [b, k], or [num_draft_rows] with `draft_rows`; contiguous, as `sample` and `verify` gave them
-  // for the same rows and sampling parameters; nullptr: computed here. Checked is what costs no
-  // pass over a row: that the distribution is finite, gives the draft token a probability and has a
-  // mass that a row can have (kStatusDraftStatisticsMismatch). Another row's distribution may pass;
-  // the tokens then do not have the target's distribution, though none has probability 0 under it.
+  // for the same rows and sampling parameters; nullptr: computed here. Checked without a pass over
+  // a row: that the distribution is finite, gives the draft token a probability and has a mass that
+  // a row can have (kStatusDraftStatisticsMismatch). Another row's distribution may pass; the
+  // tokens then do not have the target's distribution, though none has probability 0 under it.
   const RowStatistics* draft_statistics = nullptr;
   // [v] draft id of each target id, -1: none. nullptr: identity
   const int32_t* target_to_draft = nullptr;
@@ -109,10 +109,10 @@ struct VerifyParams {
   // `offsets` one less than its rows. Another length is kStatusBadLength.
   const int64_t* draft_lengths = nullptr;
 
-  // [b+1]: request i has the target's rows offsets[i] ... offsets[i+1]-1. Rows behind row `length`
+  // [b+1]: request i has the target's rows offsets[i] ... offsets[i+1]-1. Rows after row `length`
   // are not read. A request with as many draft tokens as rows has no bonus: if all are accepted,
-  // nothing is emitted behind them. An offset that is not in [0, num_rows] is kStatusBadIndex.
-  // nullptr: requests lie target_stride[0] apart.
+  // no token follows them. An offset that is not in [0, num_rows] is kStatusBadIndex. nullptr:
+  // requests lie target_stride[0] apart.
   const int64_t* offsets = nullptr;
   int64_t num_rows = 0;
 
@@ -155,7 +155,7 @@ POLYSPEC_API Result verify(const VerifyParams& params, Stream stream = Stream::c
 // being captured.
 POLYSPEC_API Result clear_workspace(void* workspace, int64_t bytes, Stream stream);
 
-// Whether a CUDA stream is being captured into a graph; false where that cannot be told.
+// Whether a CUDA stream is being captured into a graph; false where that is unknown.
 POLYSPEC_API bool is_capturing(Stream stream);
 
 }  // namespace polyspec

@@ -1,5 +1,5 @@
 // polyspec::verify_tree: verify a tree of draft tokens against the target's logits and emit the
-// path that stands.
+// accepted path.
 #pragma once
 
 #include "polyspec/export.h"
@@ -8,10 +8,10 @@
 namespace polyspec {
 
 // A tree of up to n nodes, each a draft token; a node's parent comes before it, and the children of
-// one parent stand in the order in which they are tried. Row 0 of the target's logits is the
-// distribution behind the tree's root (the text so far), row i+1 the one behind node i. The walk
-// begins at row 0 and ends at the first row none of whose children stands; what it ends with is the
-// correction, or behind a leaf the bonus. A chain is the tree whose parents are i-1.
+// one parent are in the order of their tests. Row 0 of the target's logits is the distribution
+// after the tree's root (the text so far), row i+1 the distribution after node i. The walk begins
+// at row 0 and ends at the first row without an accepted child; the last token is the correction,
+// or after a leaf the bonus. A chain is the tree with parents i-1.
 //
 // With p the processed distribution of the row that the walk is at:
 //   deterministic children (EAGLE-2's top-k): a token is drawn from p; if it is a child's, the walk
@@ -30,41 +30,40 @@ namespace polyspec {
 // Either way the emitted tokens have exactly the target's distribution.
 //
 // That is the token rule. The block rule verifies drawn children from the leaves to the root: a
-// child is tried with all that is drawn behind it, and the next child comes when nothing there
-// stands. With one path it is the block rule of `verify`, with the same draws. K paths drawn from
-// the root are a tree: paths that begin alike share the nodes of that beginning, and a sibling that
-// was drawn again is a node of its own, in the order drawn, without children; what is drawn behind
-// it hangs from the first of its equals. (Joining equal siblings would change the distribution.) A
-// row without drawn children is a leaf; if it stands the walk goes on from there as from a root, so
-// that deterministic children are verified by one draw under either rule.
+// child is tried with all its drawn descendants, and the next child follows when none of them is
+// accepted. With one path it is the block rule of `verify`, with the same draws. K paths drawn from
+// the root are a tree: paths share the nodes of a common prefix, and a sibling that was drawn again
+// is a separate node, in the order drawn, without children; its continuation hangs from the first
+// of its equals. (Joining equal siblings would change the distribution.) A row without drawn
+// children is a leaf; if accepted the walk goes on from there as from a root, so that deterministic
+// children are verified by one draw under either rule.
 //
-// verify(v, w), w = P(v or a node below stands | what is known at v), 1 at the root; with N drawn
-// children, m_p, m_q the integer masses behind v, M_p, M_q their sums:
-//   at a leaf, and where no token has probability behind v: v stands if u < w;
+// verify(v, w), w = P(v or a node below is accepted | history at v), 1 at the root; with N drawn
+// children, m_p, m_q the integer masses after v, M_p, M_q their sums:
+//   at a leaf, and where no token has probability after v: accept v if u < w;
 //   b(x) in [0, 16): 8 + floor(log2((m_p M_q) / (m_q M_p))), cut to [0, 15]; 0 if N = 1. The two
 //     products are rounded to float64;  H_b = sum of m_q over the bucket (M_q if N = 1);
 //   L_b = 0 for all b, d = 1 for the first child, then d = (1 - w) + R;
-//   a child is tried: of those in the highest bucket g that has not been tried the first, with
-//     law_b = (M_q / B) sum over k < n of hi^k lo^(n-1-k) for b below the bucket before it, where n
+//   a child is tried: of the highest bucket g that has not been tried the first child, with law_b =
+//     (M_q / B) sum over k < n of hi^k lo^(n-1-k) for b below the bucket before it, where n
 //     children and the masses B of q lie, lo and hi the sums of H_0 ... up to b, without and with
 //     it, over B; then the others of bucket g in order, with law_g = M_q / H_g, 0 elsewhere:
 //     it is verify(vx, a), a = min(1, max(w p(x)/q(x) - L_b(x), 0) / (d law_b(x)));
-//   where nothing stands, L_b += d law_b for all b, and R = 2^-S sum of the masses
+//   where nothing is accepted, L_b += d law_b for all b, and R = 2^-S sum of the masses
 //     trunc(2^S max(0, m_p (w / M_p) - m_q (L_b / M_q)));
-//   no child left, or R = 0: v stands if u < R / (R + (1 - w)), always at the root, and the token
-//   is
-//     drawn from these masses, by rejection first. Else nothing at v or below stands.
-// law_b q(x) is the distribution of the child that is tried, given those before it.
+//   no child left, or R = 0: accept v if u < R / (R + (1 - w)), always at the root, and the token
+//     is drawn from these masses, by rejection first. Else nothing at v or below is accepted.
+// law_b q(x) is the distribution of the child that is tried, after the children before it.
 //
 // As for `verify`, draft rows lie in a pool, parameters may lie at slots, and the target's rows may
-// follow one another by offsets; the results are, bit for bit, those of the same rows laid out as
-// [b, n+1, v].
+// follow one another by offsets; the results are, bit for bit, the same as with the rows laid out
+// as [b, n+1, v].
 //
 // The arithmetic is that of verify.hpp, in float64 and in this order: s_1 = 1; for j >= 1, m the
 // integer masses trunc(2^S max(0, m_p(x) (1 / M_p) - m_q(x) (s_j / M_q))) and M their sum,
 //   r_j(x)/q(x) = (m(x) M_q) / (m_q(x) M),  s_{j+1} = s_j + M / 2^S.
-// Where all m are 0 the token is drawn from p: kStatusZeroResidual. Behind the last child the
-// residual is drawn from by rejection first, as there, with c / M_p = 1 / M_p and s_j / M_q.
+// Where all m are 0 the token is drawn from p: kStatusZeroResidual. After the last child the
+// residual is drawn from by rejection first, as in `verify`, with c / M_p = 1 / M_p and s_j / M_q.
 //
 // Draws (philox.hpp), at depth d of the walk, with t = d + the call's `position`: the test of child
 // j is kAccept at t, node j; the token drawn from p or a residual is kEmit at t, node 0, and its
@@ -99,9 +98,9 @@ struct VerifyTreeParams {
   const void* draft_logits = nullptr;
   int64_t draft_stride = 0;  // elements per row
   int64_t num_draft_rows = 0;
-  // [b, n+1] contiguous, or [num_rows] with `offsets`: the pool's row that the children behind a
-  // row of the target were drawn from, all of them; -1: they are deterministic. Not read where
-  // there are no children. nullptr without a pool.
+  // [b, n+1] contiguous, or [num_rows] with `offsets`: the pool's row that the children of a row of
+  // the target were drawn from, all of them; -1: they are deterministic. Not read where there are
+  // no children. nullptr without a pool.
   const int64_t* draft_rows = nullptr;
   const RowStatistics* draft_statistics = nullptr;  // [num_draft_rows], or nullptr: computed here
   const int32_t* target_to_draft = nullptr;  // [v] draft id of each target id, -1: none, or nullptr
@@ -133,7 +132,7 @@ struct VerifyTreeParams {
   void* workspace = nullptr;  // CUDA: as for `verify`, the same memory in turns; nullptr: none
 };
 
-// Nodes of a path that were drawn one behind the other and are verified together by the block rule.
+// Nodes of a path that were drawn one after the other and are verified together by the block rule.
 // A longer path is kStatusBadTree.
 constexpr int64_t kMostDrawnDepth = 32;
 

@@ -1,4 +1,4 @@
-// polyspec::attention: checks what the host can see, and hands over to the backend.
+// polyspec::attention: checks arguments on the host, then calls the backend.
 #include "polyspec/attention.hpp"
 
 #include <algorithm>

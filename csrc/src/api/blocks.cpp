@@ -1,4 +1,4 @@
-// polyspec::block_*: check what the host can see, and hand over to the backend.
+// polyspec::block_*: check arguments on the host, then call the backend.
 #include "polyspec/blocks.hpp"
 
 #include "api/checks.hpp"

@@ -37,7 +37,7 @@ polyspec_code copy_draws(const char* function, const Struct& in, Params* to) {
 // clang-format on
 POLYSPEC_COPY(polyspec_sample_params, SampleParams, 3, SAMPLE_FIELDS)
 
-// What verify and verify_tree have in common, and where a text ends.
+// Fields common to verify and verify_tree, cuts included.
 // clang-format off
 #define VERIFICATION_FIELDS(F)                                                       \
   F(batch) F(vocab) F(draft_vocab) F(target_dtype) F(target_logits) F(target_stride) \

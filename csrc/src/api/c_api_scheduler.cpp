@@ -23,7 +23,7 @@ using polyspec::c_api::require_windows;
 
 static_assert(POLYSPEC_STEP_DONE == static_cast<int>(polyspec::Step::Kind::kDone), "step");
 
-// What `ask` says of the machine, or -1 with an explanation.
+// The result of `ask`, or -1 with an explanation.
 template <class Ask>
 int64_t answer(const char* function, const polyspec_scheduler* scheduler, const Ask& ask) {
   int64_t found = -1;

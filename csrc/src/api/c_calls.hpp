@@ -1,4 +1,4 @@
-// What the entry points of the operators share: streams, results, and the call itself.
+// Helpers of the operators' entry points: streams, results, and the call itself.
 #pragma once
 
 #include "api/c_errors.hpp"
@@ -13,8 +13,8 @@ polyspec_code from_result(const char* function, const Result& result);
 // NULL is the CPU, serially.
 polyspec_code read_stream(const char* function, const polyspec_stream* given, Stream* out);
 
-// Reads `given` over `in`, which holds the defaults, has read(function, in, &params) make the
-// operator's parameters of it, and runs the operator.
+// Reads `given` over `in`, which holds the defaults, converts `in` to the operator's parameters by
+// read(function, in, &params), and runs the operator.
 template <class Params, class Struct, class Read>
 polyspec_code call(const char* function, Result (*operation)(const Params&, Stream),
                    const Struct* given, Struct in, Sizes earlier, const polyspec_stream* stream,

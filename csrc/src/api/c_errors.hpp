@@ -1,4 +1,4 @@
-// What the files of the C interface share: codes for what is thrown, and structs that grow.
+// Helpers of the C interface: codes for exceptions, and structs that grow.
 #pragma once
 
 #include <algorithm>
@@ -20,10 +20,10 @@ namespace c_api {
 // read.
 constexpr size_t kMaxStructSize = 4096;
 
-// Keeps what polyspec_last_error has to say; returns `code`.
+// Keeps the text for polyspec_last_error; returns `code`.
 polyspec_code fail(polyspec_code code, const char* function, const char* text);
 
-// Runs `body` and turns what it throws into a code.
+// Runs `body` and turns exceptions into a code.
 template <class Body>
 polyspec_code guarded(const char* function, Body&& body) noexcept {
   try {

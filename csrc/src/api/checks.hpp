@@ -1,4 +1,4 @@
-// What the operators' argument checks share.
+// Helpers of the operators' argument checks.
 #pragma once
 
 #include <cstdarg>
@@ -67,8 +67,8 @@ inline bool product_fits(int64_t a, int64_t b,
   return a == 0 || b == 0 || a <= limit / b;
 }
 
-// Of the sizes of one tensor or workspace, by `names`; those below 1 count as 1. More elements than
-// this no address space has. What is counted of fewer, a few such tensors in bytes, fits int64.
+// Checks the sizes of one tensor or workspace, by `names`; sizes below 1 count as 1. No address
+// space has more elements than this limit. Below it, counts of bytes of a few tensors fit int64.
 inline Result check_sizes(const char* names, std::initializer_list<int64_t> sizes) {
   constexpr int64_t kMost = int64_t{1} << 56;
   int64_t elements = 1;
@@ -83,8 +83,8 @@ inline Result check_sizes(const char* names, std::initializer_list<int64_t> size
   return {};
 }
 
-// Sets strides that were left at 0 to those of elements side by side. `inner`: the size of the
-// dimension inside each of them, the last with unit stride.
+// Sets strides that were left at 0 to contiguous strides. `inner`: the size of the dimension inside
+// each of them, the last with unit stride.
 inline void fill_strides(std::initializer_list<int64_t> inner, int64_t* strides) {
   uint64_t next = 1;
   for (size_t i = inner.size(); i-- > 0;) {
@@ -109,8 +109,8 @@ inline Result check_aligned(const char* name, const void* pointer, uintptr_t byt
                  static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(beyond));
 }
 
-// Rows of `width` elements, unit stride along them. A stride below the width, such as 0 where none
-// was set, has rows that overlap; one row has no use for its stride.
+// Rows of `width` elements, unit stride along them. A stride below the width, or 0 where none was
+// set, has rows that overlap; one row has no use for its stride.
 struct Rows {
   const void* data;
   int64_t count, width, stride;  // in elements

@@ -218,7 +218,7 @@ class Pass {
 
   Result run() {
     const void* x = p_.x;        // states that enter the layer, ...
-    const void* more = nullptr;  // ... and what is still to be added to them
+    const void* more = nullptr;  // ... and the addend that is still to be added to them
     int64_t taken = 0;
     for (int64_t i = 0; i < p_.count; ++i) {
       const DecoderLayer& layer = p_.layers[i];
@@ -234,7 +234,7 @@ class Pass {
       x = at_.sums[1];
       more = at_.added;
     }
-    // The sum is what is wanted; the norm beside it goes nowhere.
+    // Only the sum is used; the norm is not.
     return norm(x, more, p_.layers[p_.count - 1].gated_norm, p_.y);
   }
 

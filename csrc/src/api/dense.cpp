@@ -1,4 +1,4 @@
-// polyspec::dense_*: check what the host can see, pack, and hand products over to the backend.
+// polyspec::dense_*: check arguments on the host, pack, and call the backend for products.
 #include "polyspec/dense.hpp"
 
 #include <cstring>

@@ -1,5 +1,4 @@
-// polyspec::int4_*: check what the host can see, pack and unpack, and hand products over to the
-// backends.
+// polyspec::int4_*: check arguments on the host, pack and unpack, and call the backends.
 #include "polyspec/int4.hpp"
 
 #include <cstring>

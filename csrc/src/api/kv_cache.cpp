@@ -1,5 +1,4 @@
-// The operators of polyspec/kv_cache.hpp: check what the host can see, then hand over to the
-// backend.
+// The operators of polyspec/kv_cache.hpp: check arguments on the host, then call the backend.
 #include "polyspec/kv_cache.hpp"
 
 #include <algorithm>

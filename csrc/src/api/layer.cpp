@@ -1,5 +1,4 @@
-// polyspec::rms_norm, rotary, rotary_append and gated: check what the host can see, and hand over
-// to the backend.
+// polyspec/layer.hpp: checks arguments on the host, then calls the backend.
 #include "polyspec/layer.hpp"
 
 #include <algorithm>

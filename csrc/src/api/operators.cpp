@@ -1,5 +1,4 @@
-// polyspec::sample and polyspec::verify: check what the host can see, then hand over to the
-// backend.
+// polyspec::sample and polyspec::verify: check arguments on the host, then call the backend.
 #include "api/checks.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/isa.hpp"
@@ -54,7 +53,7 @@ Result check(const CutParams& cut, int64_t batch) {
   return {};
 }
 
-// What verify and verify_tree share. `most`: draft tokens of a request, by name.
+// Checks common to verify and verify_tree. `most`: draft tokens of a request, by name.
 template <class Params>
 Result check_both(const Params& p, const NamedSize& most, bool draft_logits_given) {
   if (p.batch < 0) return expected("batch", ">= 0", p.batch);

@@ -1,4 +1,4 @@
-// The label in front of packed weights (PackedLayout, polyspec/types.hpp): says what they are.
+// The label before packed weights (PackedLayout, polyspec/types.hpp): layout and shape.
 #pragma once
 
 #include <cinttypes>
@@ -47,7 +47,7 @@ inline Result check_label(const PackedLabel& wanted, const void* packed) {
                  found.layout, found.dtype, found.group, found.outputs, found.inputs);
 }
 
-// What *_packed_check has to say of `bytes` bytes that begin with the label.
+// The result of *_packed_check for `bytes` bytes that begin with the label.
 inline Result check_packed(const PackedLabel& wanted, const void* packed, int64_t bytes,
                            int64_t expected_bytes) {
   if (const Result given = check_given({{"packed", packed}}); !given.ok()) return given;

@@ -1,5 +1,4 @@
-// What every product x [tokens, inputs] times packed weights, y [tokens, outputs], asks of its
-// call.
+// Argument checks of products x [tokens, inputs] times packed weights, y [tokens, outputs].
 #pragma once
 
 #include "api/packed_label.hpp"

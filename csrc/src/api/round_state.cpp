@@ -1,5 +1,5 @@
-// The operators of polyspec/round_state.hpp: check what the host can see, then hand over to the
-// backend. On the CPU a row is a few dozen integers: no thread is worth waking.
+// The operators of polyspec/round_state.hpp: check arguments on the host, then call the backend. On
+// the CPU a row has a few dozen integers: no thread is worth waking.
 #include "polyspec/round_state.hpp"
 
 #include "api/checks.hpp"

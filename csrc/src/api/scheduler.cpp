@@ -80,8 +80,8 @@ void Scheduler::report(int32_t level, int64_t emitted, bool eos) {
                            ", but next() names level " + std::to_string(step.level));
   }
   const bool draft = step.kind == Step::Kind::kDraft;
-  // A pending EOS, when accepted, is the last token emitted; when rejected, its correction stands
-  // in its place.
+  // A pending EOS, when accepted, is the last token emitted; when rejected, its correction replaces
+  // it.
   const bool bonus = !draft && words_[shape_.level_at(level) + RoundShape::kClosed] != 2;
   const int64_t least = draft ? 0 : 1;
   const int64_t most = step.count + (bonus ? 1 : 0);

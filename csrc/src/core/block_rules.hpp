@@ -1,20 +1,20 @@
 // The rules for one request's block of draft tokens. At temperature 0 both distributions are
-// one-hot, and either rule is "keep what equals the argmax": draft rows are not read at all.
+// one-hot, and either rule is "keep tokens that equal the argmax": draft rows are not read at all.
 //
 // The token rule (Leviathan et al. 2023, arXiv 2211.17192) stops at the first i with
 // u_i >= p(y_i)/q(y_i); later rows are not read. The block rule (Sun et al. 2024, arXiv 2403.10444)
-// verifies the block as a whole, and its longest prefix i with u_i < h_i stands:
+// verifies the block as a whole, and accepts its longest prefix i with u_i < h_i:
 //
 //   p_0 = 1, p_i = min(1, p_{i-1} p(y_i)/q(y_i)),  S_i = sum_x max(p_i p(x) - q(x), 0),
 //   h_i = S_i / (S_i + 1 - p_i),  h_m = p_m.
 //
-// Either is one walk over the rows, and one for both: S_i belongs to row i, whose distributions the
-// ratio of the next token needs anyway. p_i = 0 ends the walk, since every later h is 0 too. So
+// Either is one walk over the rows, and one for both: S_i belongs to row i, and the ratio of the
+// next token needs the same distributions. p_i = 0 ends the walk, since every later h is 0 too. So
 // does a row of the target where no token has probability: the block ends before it, h_i = p_i.
 //
 // A residual S_i is a pass over two rows, and few are needed: S_i <= p_i, so h_i <= p_i, and a row
-// with u_i >= p_i ends no prefix. Of the other rows the last ones are remembered, and from the last
-// on the first with u_i < h_i ends the longest prefix. Where none of them does the rows before are
+// with u_i >= p_i ends no prefix. Of the other rows the last are remembered, and from the last on
+// the first with u_i < h_i ends the longest prefix. Where none of them does the rows before are
 // walked over once more.
 #pragma once
 
@@ -50,7 +50,7 @@ POLYSPEC_FN Outcome verify_greedy(Group& group, const Block<T, kind>& block) {
   }
 }
 
-// Draft token i and p/q of it; error bits or 0. `q_error`: those of the draft's distribution.
+// Draft token i and p/q of it; error bits or 0. `q_error`: error bits of the draft's distribution.
 template <class T, Requests kind>
 POLYSPEC_FN int32_t ratio_at(const Block<T, kind>& block, int64_t i,
                              const RowStatistics& p_statistics, const RowStatistics& q_statistics,
@@ -67,7 +67,7 @@ struct Ending {
   double scale;
 };
 
-// Above every h_i that is computed from p_i, whatever sums and quotients were rounded to.
+// Above every h_i that is computed from p_i, for any rounding of sums and quotients.
 POLYSPEC_FN double bound_of_h(double scale) { return scale * (1.0 + 0x1p-32); }
 
 // Whether u_i < h_i for row i. Collective.
@@ -82,7 +82,7 @@ POLYSPEC_FN bool prefix_ends(Group& group, const Block<T, kind>& block, const En
 }
 
 // The token rule or the block rule, not for greedy requests. Rank 0 writes the tokens of the rows
-// that were read, provisionally under the block rule: the caller blanks what does not stand.
+// that were read, provisionally under the block rule: the caller blanks rejected tokens.
 // Collective.
 template <class Rules, class T, Requests kind, class Group>
 POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T, kind>& block) {
@@ -144,7 +144,7 @@ POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T, kind>& block) {
       ++n;
       slot = static_cast<int>((count - n) % kEndings);
       end = endings[slot].at;
-      found = end == 0 || prefix_ends(group, block, endings[slot]);  // the empty one always stands
+      found = end == 0 || prefix_ends(group, block, endings[slot]);  // the empty prefix always is
     } while (kEndings > 1 && !found && n < remembered);
   }
   const Ending& kept = endings[slot];

@@ -1,5 +1,5 @@
-// Residual masses of which what is taken from the draft's distribution depends on a token's bucket,
-// the power of two of p/q (verify_tree.hpp, the block rule).
+// Residual masses with a subtracted share of the draft's distribution that depends on a token's
+// bucket, the power of two of p/q (verify_tree.hpp, the block rule).
 #pragma once
 
 #include "core/verify_parts.hpp"
@@ -18,7 +18,7 @@ POLYSPEC_FN int64_t bucket_of(double p_mass, double q_mass, double p_total, doub
   return above < kBuckets - 1 ? above : kBuckets - 1;
 }
 
-// What is taken from q by bucket, and the sums of both masses.
+// The shares subtracted from q by bucket, and the sums of both masses.
 struct BucketScales {
   double of[kBuckets];
   double p_total;
@@ -38,7 +38,7 @@ struct BucketWeight {
   double q_scale;
   const int32_t* target_to_draft;
   int64_t draft_vocab;
-  const BucketScales* scales;  // in place of q_scale; nullptr: there is one bucket
+  const BucketScales* scales;  // instead of q_scale; nullptr: there is one bucket
 
   POLYSPEC_FN BucketWeight(const ResidualWeight<T, kind>& plain, const BucketScales* scales)
       : p(plain.p),
@@ -77,7 +77,7 @@ struct BucketWeight {
 template <class Group, class T, Requests kind>
 POLYSPEC_FN void count_buckets(Group& group, const BucketWeight<T, kind>& weight,
                                uint64_t* masses) {
-  const int lanes = group.lanes();  // each adds to bins of its own
+  const int lanes = group.lanes();  // each adds to separate bins
   group.clear_bins();
   POLYSPEC_ROLLED
   for (int64_t i = group.rank(); i < weight.p.row.n; i += group.size()) {

@@ -16,7 +16,7 @@ POLYSPEC_FN Float16 to_float16(float value) {
   const uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
   if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};
-  if (magnitude < 0x38800000u) {  // below the normal ones: adding 1/2 shifts them into place
+  if (magnitude < 0x38800000u) {  // below the normal numbers: adding 1/2 aligns the bits
     const float shifted = bit_cast<float>(magnitude) + 0.5f;
     return {static_cast<uint16_t>(sign | (bit_cast<uint32_t>(shifted) - 0x3f000000u))};
   }

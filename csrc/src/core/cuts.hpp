@@ -1,5 +1,5 @@
-// The EOS and length cuts of one request, made on what a rule has emitted, and what the next pass
-// begins with. Integers of one thread: the cost is that of reading a few tokens back.
+// The EOS and length cuts of one request, applied to the tokens that a rule emits, and the first
+// tokens of the next pass. Integers of one thread: the cost is that of reading a few tokens back.
 #pragma once
 
 #include "core/verify_parts.hpp"
@@ -26,9 +26,8 @@ POLYSPEC_FN int64_t room_for(const CutParams& cut, int64_t slot) {
   return wants_cuts(cut) ? value_for(cut.room, slot) : INT64_MAX;
 }
 
-// Cuts what a view's request has emitted, `emitted` tokens of which are written; returns how many
-// remain and takes from the outcome what lies behind the cut. By the thread that wrote the tokens
-// (rank 0).
+// Cuts the `emitted` tokens written for a view's request; returns how many remain and removes the
+// tokens after the cut from the outcome. By the thread that wrote the tokens (rank 0).
 template <class View>
 POLYSPEC_FN int64_t cut_emitted(const View& view, const int64_t* tokens, int64_t emitted,
                                 Outcome* outcome) {

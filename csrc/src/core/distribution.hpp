@@ -8,8 +8,8 @@
 
 namespace polyspec::POLYSPEC_CORE {
 
-// What all requests of a call are, as far as is known where code is compiled for it: the more is
-// known, the less code it is. Results do not depend on it.
+// The kind of all requests of a call, as far as known at compile time: the more is known, the
+// smaller the code. Results do not depend on it.
 enum class Requests {
   kAny,
   kUnfiltered,  // no filter is set, and draft rows have the target's type
@@ -60,8 +60,8 @@ struct TokenMass {
     const float all = share(z);  // no branch is worth less than it
     return z >= threshold ? all : 0.0f;
   }
-  // Before it is truncated, of a z that is no NaN. The exponent is a product that saturates, times
-  // -64: what is below has no mass, and a product with a power of two has the same bits.
+  // Before it is truncated, for a z that is not NaN. The exponent is a product that saturates,
+  // times -64: smaller exponents have no mass, and a product with a power of two has the same bits.
   POLYSPEC_FN float share(float z) const {
     const float unit = bit_cast<float>(static_cast<uint32_t>(127 + 62 - head) << 23);
     const float part = __saturatef(__builtin_fabsf(z - max) * (slope * 0x1p-6f));
@@ -74,10 +74,10 @@ struct TokenMass {
   POLYSPEC_FN uint64_t unfiltered(float z) const { return of(z); }
 #endif
 
-  // A choice of exponents and no branch: what is computed from two masses then still vectorises.
-  // -|z - max| is z - max, since no logit exceeds the row's maximum. Statistics that were handed
-  // over may be another row's, though, and a positive exponent would not give a mass at all. (The
-  // sign is the slope's, which loops turn once.)
+  // A choice of exponents and no branch: code that uses two masses then still vectorises. -|z -
+  // max| is z - max, since no logit exceeds the row's maximum. The caller's statistics may be
+  // another row's, though, and a positive exponent would not give a mass at all. (The sign is the
+  // slope's, which loops turn once.)
   POLYSPEC_FN float exponent_of(float z) const {
     return z >= threshold ? unfiltered_exponent(z) : -kInfinity;
   }
@@ -110,7 +110,7 @@ POLYSPEC_FN int32_t largest_order(Group& group, const RowType& row) {
   return most;
 }
 
-// What is wrong with a row whose largest order this is, or 0, and its largest logit.
+// The error bits of a row with this largest order, or 0, and its largest logit.
 POLYSPEC_FN int32_t max_of_order(int32_t most, float* max) {
   *max = value_of(most) + 0.0f;  // -0 becomes +0
   if (most > kOrderInfinity) return kStatusNan;
@@ -118,7 +118,7 @@ POLYSPEC_FN int32_t max_of_order(int32_t most, float* max) {
   return most == kOrderMinusInfinity ? kStatusEmptyRow : 0;
 }
 
-// Largest logit of a row, and what is wrong with the row. Collective.
+// Largest logit of a row, and the row's error bits. Collective.
 template <class Group, class RowType>
 POLYSPEC_FN int32_t row_max(Group& group, const RowType& row, float* max) {
   int32_t most = largest_order(group, row);
@@ -127,7 +127,7 @@ POLYSPEC_FN int32_t row_max(Group& group, const RowType& row, float* max) {
   return max_of_order(most, max);
 }
 
-// First of the tokens that this thread looks at whose logit is `max`; the row's length if none is.
+// First of this thread's tokens with logit `max`; the row's length if there is none.
 template <class Group, class RowType>
 POLYSPEC_FN int64_t first_of(Group& group, const RowType& row, float max) {
   for (int64_t i = group.rank(); i < row.n; i += group.size()) {
@@ -142,8 +142,8 @@ POLYSPEC_FN int64_t first_equal(Group& group, const RowType& row, float max) {
   return group.min(first_of(group, row, max));
 }
 
-// Whether statistics can be those of a row of n logits that holds a token with logit z and this
-// mass > 0. All that can be told without reading the row: another row's may pass.
+// Whether statistics can be of a row of n logits that holds a token with logit z and this mass > 0.
+// Without reading the row no more can be checked: another row's may pass.
 template <Requests kind>
 POLYSPEC_FN bool possible_statistics(const RowStatistics& statistics, const Filter<kind>& filter,
                                      int head, int64_t n, float z, uint64_t own) {
@@ -176,17 +176,17 @@ POLYSPEC_FN float min_p_threshold(const Filter<>& filter, float max) {
                             static_cast<double>(filter.temperature) * portable_log(share));
 }
 
-// Threshold and mass of a row whose maximum is known, its tile sums left in scratch. The row may
-// hold those tokens only that the filters of a larger one can keep; `cut`: whether top-k cuts that
-// one, `whole`: the mass of all its tokens, or 0: that of these. Collective.
+// Threshold and mass of a row with a known maximum; its tile sums stay in scratch. The row may hold
+// only the tokens that the filters of a larger row can keep; `cut`: whether top-k cuts the larger
+// row, `whole`: the mass of all its tokens, or 0: the mass of this row's. Collective.
 template <class Group, class RowType>
 POLYSPEC_FN void apply_filters(Group& group, const RowType& row, const Filter<>& filter, int head,
                                bool cut, uint64_t whole, RowStatistics* statistics) {
   if (cut) {
     statistics->threshold = select_from_top(group, row, One{}, static_cast<uint64_t>(filter.top_k));
   }
-  // What top-k has left is added up for top-p, and what that and min-p leave once more: one loop,
-  // since inlined the sum is the most of a kernel's code.
+  // Tokens left by top-k are summed for top-p, and tokens left by top-p and min-p once more: one
+  // loop, since inlined the sum is the most of a kernel's code.
   POLYSPEC_ROLLED
   for (bool last = !(filter.top_p < 1.0f);; last = true) {
     if (last && filter.min_p > 0.0f) {

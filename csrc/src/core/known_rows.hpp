@@ -1,9 +1,9 @@
-// The rows of a block apart: groups find out about one row each, and one more group, which then
-// knows all that count, walks the block. For processors that have more groups than requests.
+// The rows of a block apart: each group computes the record of one row, and one more group, which
+// then has all records that count, walks the block. For processors that have more groups than
+// requests.
 //
-// What is found out is a RowRecord. KnownRows<Group> is a group that looks a row's distribution up
-// where another would reduce the row; the rules themselves (block_rules.hpp) are
-// the same.
+// The result is a RowRecord. KnownRows<Group> is a group that looks a row's distribution up where
+// other groups reduce the row; the rules themselves (block_rules.hpp) are the same.
 #pragma once
 
 #include "core/verify_request.hpp"
@@ -29,8 +29,8 @@ POLYSPEC_FN bool ends_at(const Block<T, kind>& block, int64_t i, const RowRecord
   return !Rules::whole(block.params) && !(block.accept_draw(i) < ratio);
 }
 
-// Finds out about row i of a request. Rank 0 writes the record; its thread has to release it to
-// those who read it. Returns to rank 0 whether no row behind counts. Collective.
+// Computes the record of row i of a request. Rank 0 writes the record; its thread has to release it
+// to the readers. Returns to rank 0 whether no later row counts. Collective.
 template <class T, Requests kind, class Rules, class Group>
 POLYSPEC_FN bool record_row(Group& group, const VerifyParams& params, int64_t request, int64_t i,
                             RowRecord* record) {
@@ -54,7 +54,7 @@ POLYSPEC_FN bool record_row(Group& group, const VerifyParams& params, int64_t re
 template <class Group>
 class KnownRows : public Group {
  public:
-  // `own`: the row that this group has recorded just now, whose tile sums are in scratch.
+  // `own`: the row that this group has recorded just now, with tile sums in scratch.
   POLYSPEC_FN KnownRows(const Group& group, const RowRecord* rows, int64_t own)
       : Group(group), rows_(rows), own_(own) {}
   POLYSPEC_FN const RowRecord& row(int64_t i) const { return rows_[i]; }

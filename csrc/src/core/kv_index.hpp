@@ -1,7 +1,7 @@
 // Where keys and values go: the index arithmetic of the cache operators, the same for the CPU and
 // for CUDA.
 //
-// The functions named *_lane are what one CUDA thread does. They are plain functions of the
+// The functions named *_lane are the work of one CUDA thread. They are plain functions of the
 // thread's index, so a test runs them on the CPU, in any order, against the CPU backend.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace polyspec::POLYSPEC_CORE {
 
 constexpr int64_t kNoLimit = int64_t{1} << 62;
 
-// What one thread moves at a time.
+// The unit that one thread moves.
 struct alignas(16) Lane16 {
   uint64_t low, high;
 };
@@ -64,7 +64,7 @@ POLYSPEC_HD void finish_row(const NewTokens& in, int64_t row, const RowAppend& p
     in.new_lengths[row] = plan.status == 0 ? plan.begin + plan.count : plan.begin;
 }
 
-// Lanes of one token: those of its key, then those of its value.
+// Lanes of one token: of its key, then of its value.
 struct TokenLanes {
   int32_t key, value;
   POLYSPEC_HD int32_t all() const { return key + value; }

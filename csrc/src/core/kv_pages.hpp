@@ -1,5 +1,5 @@
 // Pages handed out and taken back, over a thread group: one thread per row, and a scan for each
-// row's place in the free list. The sums are integers and rows are served in order, so every group
+// row's offset in the free list. The sums are integers and rows are served in order, so every group
 // gives the same block tables.
 #pragma once
 
@@ -12,7 +12,7 @@ POLYSPEC_FN int64_t pages_for(const PagesParams& p, int64_t tokens) {
   return tokens / p.page_size + (tokens % p.page_size != 0);
 }
 
-// How many pages change hands in a row, and what is wrong with it; 0 pages with an error.
+// The number of pages that a row gets or returns, and its error bits; 0 pages with an error.
 struct PageDemand {
   int64_t pages;
   int32_t status;
@@ -63,7 +63,7 @@ POLYSPEC_FN bool truncate_row(const PagesParams& p, int64_t row, int64_t free, i
 }
 
 // Offsets count the demand of failing rows too; as they only grow, the rows served are a prefix of
-// those in need and the list stays whole.
+// the rows in need and the list stays whole.
 template <bool kReserve, class Group>
 POLYSPEC_FN void move_pages(Group& group, const PagesParams& p) {
   const int64_t free = *p.free_count;

@@ -1,4 +1,4 @@
-// The arithmetic of layer.hpp and attention.hpp, value by value: what the CPU and CUDA share, so
+// The arithmetic of layer.hpp and attention.hpp, value by value, shared by the CPU and CUDA, so
 // that both give the same bits.
 #pragma once
 
@@ -37,7 +37,7 @@ POLYSPEC_FN float root_of(float value) {
 #endif
 }
 
-// 1 / sqrt(mean(x^2) + epsilon) of n squares, lane i with those of its i-th of every 16.
+// 1 / sqrt(mean(x^2) + epsilon) of n squares, lane i with the i-th of every 16 squares.
 POLYSPEC_FN float norm_factor(const float (&lanes)[kSumLanes], int64_t n, float epsilon) {
   return 1.0f / root_of(sum_of(lanes) / static_cast<float>(n) + epsilon);
 }
@@ -56,7 +56,7 @@ POLYSPEC_FN float turned(float x, float other, float cosine, float sine) {
 POLYSPEC_FN float silu(float x) {
   const float size = bit_cast<float>(bit_cast<uint32_t>(x) & 0x7fffffffu);
   const float exponent = size * kLog2E < 127.0f ? size * kLog2E : 127.0f;
-  // What rounding to a float left out of the exponent.
+  // The rounding error of the exponent.
   const float rest = __builtin_fmaf(size, kLog2E, -exponent) + size * kLog2ELow;
   const float power = exp2_in_range(-exponent);
   const float small = exponent < 127.0f ? __builtin_fmaf(power, -rest * kLn2, power) : 0.0f;
@@ -68,7 +68,7 @@ POLYSPEC_FN float gated_value(float gate, float up) {
   return rounded<T>(silu(gate)) * up;
 }
 
-// What an append of rotary_append's keys and values says of its rows.
+// The append parameters of rotary_append's keys and values.
 POLYSPEC_FN NewTokens new_tokens(const RotaryAppendParams& p) {
   NewTokens in;
   in.batch = p.turn.batch;
@@ -84,8 +84,7 @@ POLYSPEC_FN NewTokens new_tokens(const RotaryAppendParams& p) {
 POLYSPEC_HD int64_t attention_spans(int64_t length) {
   return (length + kAttentionSpan - 1) / kAttentionSpan;
 }
-// Floats that keep what a query has summed up over a span: its sums, its weights in lanes, and its
-// highest score.
+// Floats of a query's sums over a span: its sums, its weights in lanes, and its highest score.
 POLYSPEC_HD int64_t attention_kept(int64_t value_width) { return value_width + kSumLanes + 1; }
 
 // 2^x for x <= 0: 0 below -127, and NaN for a NaN.

@@ -9,8 +9,8 @@
 #define POLYSPEC_FN inline __attribute__((always_inline))
 #endif
 
-// A function that kernels call and do not inline, since they have many places for it. Arguments
-// are small and by value: what is referred to would have to lie in memory.
+// A function that kernels call and do not inline, since they call it often. Arguments are small and
+// by value: references would force their objects into memory.
 #ifndef POLYSPEC_CALLED
 #ifdef __CUDACC__
 #define POLYSPEC_CALLED __device__ __noinline__ inline
@@ -28,8 +28,8 @@
 #define POLYSPEC_ROLLED
 #endif
 
-// The row algorithms are compiled once per instruction set; each copy needs names of its own, or
-// the linker would merge them and run one set's instructions on a processor without it.
+// The row algorithms are compiled once per instruction set; each copy needs distinct names, or the
+// linker would merge them and run one set's instructions on a processor without it.
 #ifndef POLYSPEC_CORE
 #define POLYSPEC_CORE core
 #endif

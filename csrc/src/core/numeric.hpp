@@ -42,7 +42,7 @@ constexpr int32_t kOrderInfinity = 0x7f800000;
 constexpr int32_t kOrderMinusInfinity = static_cast<int32_t>(0x807fffffu);
 constexpr int32_t kOrderNan = 0x7fffffff;  // above all
 
-// Unsigned keys in the order of the floats, -0 and +0 equal: what the radix select works on.
+// Unsigned keys in the order of the floats, -0 and +0 equal, for the radix select.
 POLYSPEC_FN uint32_t key_of(float value) {
   const uint32_t bits = bit_cast<uint32_t>(value + 0.0f);
   return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
@@ -94,8 +94,8 @@ POLYSPEC_FN float exp2_of(float exponent, float unit = 1.0f) {
   return exp2_in_range(exponent > -100.0f ? exponent : -100.0f, unit);
 }
 
-// trunc(2^(62 - head) * 2^exponent), exponent <= 0: the float's 24 significant bits are shifted
-// into place as an integer. (Some devices convert instead, see TokenMass.)
+// trunc(2^(62 - head) * 2^exponent), exponent <= 0: the float's 24 significant bits are shifted as
+// an integer. (Some devices convert instead, see TokenMass.)
 POLYSPEC_FN uint64_t mass_of_exponent(float exponent, int head) {
   const uint32_t bits = bit_cast<uint32_t>(exp2_of(exponent));
   const uint32_t down = 127u - (bits >> 23) + static_cast<uint32_t>(head);

@@ -1,5 +1,5 @@
-// Opens a view of one request, of a block or of a tree: its parameters, checked, and where its rows
-// lie among those of the batch.
+// Opens a view of one request, of a block or of a tree: its parameters, checked, and the offsets of
+// its rows in the batch.
 #pragma once
 
 #include "core/cuts.hpp"
@@ -28,7 +28,7 @@ POLYSPEC_FN int32_t find_rows(const Params& params, const int64_t* lengths, int6
     rows = end - first;
   }
   const int64_t length = lengths != nullptr ? lengths[request] : rows - 1;
-  // As unsigned numbers those below 0 are too large as well.
+  // Negative lengths become too large as unsigned numbers.
   if (static_cast<uint64_t>(length) > static_cast<uint64_t>(most) || length > rows)
     return kStatusBadLength;
   extent->length = length;

@@ -7,7 +7,7 @@
 
 namespace polyspec::POLYSPEC_CORE {
 
-// Parameters are read at a request's slot: its place in the batch, or where the call says.
+// Parameters are read at a request's slot: its index in the batch, or the caller's slot.
 template <class T>
 POLYSPEC_FN T value_for(const PerRequest<T>& parameter, int64_t slot) {
   return parameter.data != nullptr ? parameter.data[slot] : parameter.value;
@@ -47,9 +47,9 @@ struct Draws {
   int64_t round;
   int32_t level;
   const uint64_t* bits;      // the request's injected draws, or nullptr
-  const uint64_t* try_bits;  // those of its tries, or nullptr
+  const uint64_t* try_bits;  // draws of its tries, or nullptr
 
-  // The draw for the token `offset` after `position`; `place` is its own among injected draws.
+  // The draw for the token `offset` after `position`; `place` is its index among injected draws.
   POLYSPEC_FN uint64_t at(int64_t offset, int64_t place, Purpose purpose, int64_t node = 0) const {
     if (bits != nullptr) return bits[place];
     return keyed_draw(seed, position + offset, level, round, purpose, node);
@@ -81,8 +81,7 @@ POLYSPEC_FN int32_t read_draws(const DrawParams& draw, int64_t request, int64_t 
   return good ? 0 : kStatusBadParameter;
 }
 
-// What a verification or sample emits at the end: a token, its log-probability and its
-// distribution.
+// The last emission of a verification or sample: a token, its log-probability and its distribution.
 struct Emission {
   int64_t token = -1;
   float logprob = kNan;

@@ -98,7 +98,7 @@ POLYSPEC_FN T lowest_logit() {
   if constexpr (std::is_same_v<T, Float16>) return {0xfc00};
 }
 
-// A row whose forbidden ids are read as -inf.
+// A row with forbidden ids read as -inf.
 template <class T>
 struct Row<Masked<T>> {
   Elements<T> data;
@@ -146,8 +146,8 @@ POLYSPEC_FN Elements<T> elements_at(const void* base, DType dtype, int64_t offse
   }
 }
 
-// The row `offset` elements after `base`. `dtype` is read where T does not tell the type, `allowed`
-// is of masked rows only.
+// The row `offset` elements after `base`. `dtype` is read where T does not fix the type, `allowed`
+// of masked rows only.
 template <class T>
 POLYSPEC_FN Row<T> row_at(const void* base, DType dtype, int64_t offset, int64_t n,
                           const int32_t* allowed = nullptr) {
@@ -159,7 +159,7 @@ POLYSPEC_FN Row<T> row_at(const void* base, DType dtype, int64_t offset, int64_t
   }
 }
 
-// A draft's row, whatever the type of the target's.
+// A draft's row, of any element type.
 struct AnyRow {
   AnyElements data;
   int64_t n;

@@ -31,8 +31,8 @@ POLYSPEC_FN PathFrame frame_at(int64_t row, double scale) {
       {0.0f, 0.0f, 1}, {0.0f, 0.0f, 1}, scale, scale, static_cast<int32_t>(row), -1, kBuckets, 0};
 }
 
-// f(bucket) for all, in each part of the group. A barrier for those who share it; before it there
-// has to be one. Collective.
+// f(bucket) for all, in each part of the group. A barrier for the threads that share it; before it
+// there has to be one. Collective.
 template <class Group, class F>
 POLYSPEC_FN void by_each_bucket(Group& group, const F& f) {
   group.by_one_team([&] {
@@ -42,7 +42,7 @@ POLYSPEC_FN void by_each_bucket(Group& group, const F& f) {
   });
 }
 
-// Keeps a frame in each part of the group. A barrier for those who share it. Collective.
+// Keeps a frame in each part of the group. A barrier for the threads that share it. Collective.
 template <class Group>
 POLYSPEC_FN void keep_frame(Group& group, PathFrame& kept, const PathFrame& frame) {
   group.by_one_team([&] {
@@ -54,7 +54,7 @@ POLYSPEC_FN void keep_frame(Group& group, PathFrame& kept, const PathFrame& fram
 // The child that is tried next, or the tree's count.
 struct Choice {
   int64_t child;
-  int64_t rest;  // n: those in buckets below the frame's `top`
+  int64_t rest;  // n: children in buckets below the frame's `top`
   double spent;  // L of its bucket
   int32_t bucket;
   bool again;  // another one of its bucket was tried before
@@ -138,8 +138,8 @@ POLYSPEC_FN double path_draw(const Tree<T, kind>& tree, int64_t depth, int64_t n
   return tree.accept_draw(depth, node, node - depth);
 }
 
-// polyspec::verify_tree by the block rule for one request. Rank 0 writes the tokens of the path at
-// work, over those of paths that did not stand. Collective.
+// polyspec::verify_tree by the block rule for one request. Rank 0 writes the tokens of the current
+// path, over tokens of rejected paths. Collective.
 template <class T, Requests kind = Requests::kAny, class Group>
 POLYSPEC_FN void verify_paths_request(Group& group, const VerifyTreeParams& params, int64_t request,
                                       PathScratch& scratch) {
@@ -149,7 +149,7 @@ POLYSPEC_FN void verify_paths_request(Group& group, const VerifyTreeParams& para
   bool going = walk.begin(group);
   PathFrame now = frame_at(0, 1.0);
   bool opening = true;   // the frame's row is not read
-  int32_t counted = -1;  // row whose masses by bucket are in scratch
+  int32_t counted = -1;  // row with masses by bucket in scratch
   int level = 0;         // frames below this one
   POLYSPEC_ROLLED
   while (going) {
@@ -165,7 +165,7 @@ POLYSPEC_FN void verify_paths_request(Group& group, const VerifyTreeParams& para
                                 });
       if (level > 0 && step.status == kStatusEmptyRow &&
           !(path_draw(tree, depth - 1, now.row - 1) < now.scale)) {
-        now = scratch.frames[--level];  // the row's node is a leaf, and does not stand
+        now = scratch.frames[--level];  // the row's node is a leaf, and rejected
         opening = false;
         continue;
       }

@@ -7,8 +7,8 @@
 
 namespace polyspec::POLYSPEC_CORE {
 
-// One request's tree. Row i of the target is that behind node i-1, row 0 that behind the root; so
-// are the draft's, by their ids.
+// One request's tree. Row i of the target is the row after node i-1, row 0 the row after the root;
+// draft rows, by their ids, likewise.
 template <class T, Requests kind = Requests::kAny>
 struct Tree {
   const VerifyTreeParams& params;
@@ -16,7 +16,7 @@ struct Tree {
   int64_t slot = 0;   // of its parameters
   int64_t count = 0;  // nodes
   int64_t room = INT64_MAX;
-  int64_t target_at = 0;  // where its own begin: target logits, nodes, draft rows' ids
+  int64_t target_at = 0;  // its first index in: target logits, nodes, draft rows' ids
   int64_t nodes_at = 0;
   int64_t ids_at = 0;
   Filter<kind> filter{};
@@ -72,7 +72,7 @@ struct Tree {
   }
 };
 
-// First child of the row's node behind node `after` that `wanted` takes, or the tree's count.
+// First child of the row's node after node `after` that `wanted` accepts, or the tree's count.
 // Collective.
 template <class T, Requests kind, class Group, class Wanted>
 POLYSPEC_FN int64_t next_child(Group& group, const Tree<T, kind>& tree, int64_t row, int64_t after,
@@ -97,8 +97,8 @@ POLYSPEC_FN int32_t check_parents(Group& group, const Tree<T, kind>& tree) {
   return group.sum(bad) == 0 ? 0 : kStatusBadTree;
 }
 
-// What is wrong with the children behind a row: error bits or 0. Equal children are a fault where
-// they are deterministic. Collective.
+// The error bits of a row's children, or 0. Equal children are a fault where they are
+// deterministic. Collective.
 template <class T, Requests kind, class Group>
 POLYSPEC_FN int32_t check_children(Group& group, const Tree<T, kind>& tree, int64_t row,
                                    int64_t depth) {
@@ -119,15 +119,15 @@ POLYSPEC_FN int32_t check_children(Group& group, const Tree<T, kind>& tree, int6
   return all == 0 ? 0 : kStatusBadTree;
 }
 
-// What a row of the walk comes to: the child that it goes on with, or -1, and the token.
+// The result of a row of the walk: the child that it goes on with, or -1, and the token.
 struct Step {
   int64_t child = -1;
   int32_t status = 0;
   Emission emission{};
 };
 
-// The children one after the other, `child` the first of them, each against what the ones before it
-// have left of the row's distribution. Collective.
+// The children one after the other, `child` the first of them, each against the residual that the
+// children before it leave of the row's distribution. Collective.
 template <class T, Requests kind, class Group>
 POLYSPEC_FN Step step_by_residual(Group& group, const Tree<T, kind>& tree, int64_t row,
                                   int64_t depth, int64_t child, const RowStatistics& p_statistics,
@@ -178,8 +178,8 @@ POLYSPEC_FN Step step_by_residual(Group& group, const Tree<T, kind>& tree, int64
   return step;
 }
 
-// The row's token, drawn or its argmax, and the child that it is; or, where `first` is not -1, what
-// by_draws(first, p's statistics, q's) gives for drawn children. Collective.
+// The row's token, drawn or its argmax, and the child that it is; or, where `first` is not -1, the
+// result of by_draws(first, p's statistics, q's) for drawn children. Collective.
 template <class T, Requests kind, class Group, class ByDraws>
 POLYSPEC_FN Step step_from(Group& group, const Tree<T, kind>& tree, int64_t row, int64_t depth,
                            int64_t first, const ByDraws& by_draws) {

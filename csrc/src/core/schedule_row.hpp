@@ -38,10 +38,10 @@ POLYSPEC_FN bool is_sound(const Shape& shape, const int64_t* words, bool with_te
   return true;
 }
 
-// The tail that level n drafts before the target verifies what it has; 0: none, or not any more.
+// The tail that level n drafts before the target verifies its pending tokens; 0: none left.
 POLYSPEC_FN int64_t tail_length(const Shape& shape, const int64_t* words) {
   const int64_t* target = words + shape.level_at(1);
-  // One that is there already has closed what is pending.
+  // An existing tail has closed the pending tokens.
   if (shape.levels == 2 || target[Shape::kPending] == 0 || target[Shape::kClosed] != 0) return 0;
   const int64_t draft = words[shape.level_at(shape.levels - 1) + Shape::kWindow];
   int64_t length = words[Shape::kRoom] - 1 - target[Shape::kPending];
@@ -50,15 +50,15 @@ POLYSPEC_FN int64_t tail_length(const Shape& shape, const int64_t* words) {
   return length > 0 ? length : 0;
 }
 
-// The level whose step is due, 0 when the row is done, how many tokens it drafts or verifies, and
-// how many of these belong to a tail.
+// The level of the due step, 0 when the row is done, how many tokens it drafts or verifies, and how
+// many of these belong to a tail.
 POLYSPEC_FN int32_t due_level(const Shape& shape, const int64_t* words, int64_t* count,
                               int64_t* of_tail) {
   *count = *of_tail = 0;
   if (is_done(words)) return 0;
   int64_t room = words[Shape::kRoom];
-  // The lowest level whose round has begun. A level above it must not run: its verification would
-  // throw the tokens of that round away, which is lossless only if nobody has looked at them. Only
+  // The lowest level with a round begun. A level above it must not run: its verification would
+  // throw the tokens of that round away, which is lossless only if no policy has seen them. Only
   // windows that have changed can make this matter.
   int32_t lowest = shape.levels - 1;
   while (lowest > 1) {
@@ -111,7 +111,7 @@ POLYSPEC_FN void advance(const Shape& shape, int64_t* words, int32_t level, int6
   above[Shape::kClosed] = ended ? 2 : draft && emitted < count;
 }
 
-// A row whose words cannot be has a draft to do, the report of which stops it.
+// A row with invalid words has a draft due; its report stops the row.
 POLYSPEC_FN void due_row(const ScheduleDueParams& p, int64_t row) {
   const Shape& shape = p.in.shape;
   const int64_t* words = p.in.state + row * shape.words();
@@ -214,7 +214,7 @@ POLYSPEC_FN void report_step(const ScheduleReportParams& p, int64_t row) {
   words[Shape::kTotal] = start + emitted;
   int64_t* own = words + shape.level_at(p.level);
   if (draft) {
-    // The last token drawn was read by nobody. (A draft cut short may have read it; then it is read
+    // No pass has read the last token drawn. (A draft cut short may have read it; then it is read
     // again, so that there always is a token to read.)
     own[Shape::kCached] = start + emitted - 1;
   } else {

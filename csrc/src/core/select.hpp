@@ -12,7 +12,7 @@
 
 namespace polyspec::POLYSPEC_CORE {
 
-// A bin, and how much of what is wanted is left for it.
+// A bin, and how much of the wanted mass is left for it.
 struct Bin {
   int number;
   uint64_t need;
@@ -46,9 +46,9 @@ POLYSPEC_FN Bin bin_from_top(Group& group, uint64_t need) {
   return {static_cast<int>(scratch.found[0]), scratch.found[1]};
 }
 
-// One digit of a key: where in the key it stands, and its largest value.
+// One digit of a key: its offset in the key, and its largest value.
 struct Digit {
-  uint32_t prefix;  // the digits above, zeros behind
+  uint32_t prefix;  // the digits above, zeros below
   int shift;
   uint32_t most;
 
@@ -69,7 +69,7 @@ POLYSPEC_FN void count_digit(Group& group, const AnyRowType& row, const Weight& 
   }
 }
 
-// Low bits of a key that its sign tells, as all zeros where it is positive and all ones where it is
+// Low bits of a key that its sign determines, all 0 where it is positive and all 1 where it is
 // negative: the digits stop before them.
 template <class Element>
 constexpr int kToldBits = 0;
@@ -78,7 +78,7 @@ inline constexpr int kToldBits<Float16> = 10;  // 13, but two digits have 22
 template <>
 inline constexpr int kToldBits<BFloat16> = 16;
 
-// Digit number i behind those in `prefix`.
+// Digit number i after the digits in `prefix`.
 template <class Element>
 POLYSPEC_FN Digit digit_of(int i, uint32_t prefix) {
   if (i == 0) return {prefix, 21, 2047};

@@ -2,8 +2,8 @@
 //
 // The row is cut into at most 1024 tiles of consecutive tokens. A team sums a tile at a time; the
 // tile sums stay in scratch, so that inverting the CDF needs one walk over tiles and one
-// through a single tile. The order is that of token ids whatever the group, which keeps a draw
-// independent of how many threads made it (C3).
+// through a single tile. The order is that of token ids for every group, which keeps a draw
+// independent of the number of threads (C3).
 #pragma once
 
 #include "core/group.hpp"
@@ -60,9 +60,9 @@ POLYSPEC_FN uint64_t run_mass(const Weight& weight, int64_t begin, int64_t end) 
   return sum;
 }
 
-// The token whose mass covers `target`: the first i with weight(0) + ... + weight(i) > target.
-// `tiles`: the tile sums of the same weights, which add up to more than the target, and are only
-// read, so that teams may pick at once, each for a target of its own. Collective over a team of
+// The token with the mass that covers `target`: the first i with weight(0) + ... + weight(i) >
+// target. `tiles`: the tile sums of the same weights, which add up to more than the target, and are
+// only read, so that teams may pick at once, each for a separate target. Collective over a team of
 // more than one lane; the result is in every lane.
 template <class Group, class Weight>
 POLYSPEC_FN int64_t token_at(const Group& group, int64_t n, const Weight& weight,
@@ -71,8 +71,8 @@ POLYSPEC_FN int64_t token_at(const Group& group, int64_t n, const Weight& weight
   bool of_tiles = true;
   int64_t begin = 0;
   int64_t end = tiling.count;
-  // Each lane sums a run of consecutive tiles, later of tokens; the run that covers what is left of
-  // the target is cut up in turn.
+  // Each lane sums a run of consecutive tiles, later of tokens; the run that covers the rest of the
+  // target is cut up in turn.
   POLYSPEC_ROLLED
   for (;;) {
     const int64_t length = (end - begin + group.lanes() - 1) / group.lanes();

@@ -1,9 +1,8 @@
-// What the verification rules are made of: the block's view of one request, acceptance and
-// residual.
+// Parts of the verification rules: the block's view of one request, acceptance and residual.
 //
 // A view of a request (Block here, Tree in rule_tree.hpp) has `params`, `filter`, target_row(i),
-// and for the proposal made behind row i: deterministic(i), draft_row(i) and statistics_at(i),
-// where its row's statistics were handed over.
+// and for the proposal after row i: deterministic(i), draft_row(i) and statistics_at(i), where the
+// caller passed its row's statistics.
 #pragma once
 
 #include "core/request.hpp"
@@ -45,7 +44,7 @@ struct Block {
   int64_t length = 0;        // draft tokens
   int64_t rows = 0;          // of the target: one more, or as many, and then there is no bonus
   int64_t room = INT64_MAX;  // most tokens that may be emitted
-  int64_t target_at = 0;     // where its own begin: target logits, draft tokens, draft rows' ids
+  int64_t target_at = 0;     // its first index in: target logits, draft tokens, draft rows' ids
   int64_t tokens_at = 0;
   int64_t ids_at = 0;
   Filter<kind> filter{};
@@ -95,7 +94,7 @@ struct Block {
     params.logprobs[at] = logprob;
     if (params.statistics != nullptr) params.statistics[at] = statistics;
   }
-  // Fills the outputs behind the last emitted token; rank 0 only.
+  // Fills the outputs after the last emitted token; rank 0 only.
   POLYSPEC_FN void pad(int64_t from) const {
     POLYSPEC_ROLLED
     for (int64_t i = from; i <= params.draft_len; ++i)
@@ -103,7 +102,7 @@ struct Block {
   }
 };
 
-// What became of a block or tree: the tokens accepted, and the emission behind them unless status
+// The outcome of a block or tree: the tokens accepted, and the emission after them unless status
 // has an error.
 struct Outcome {
   int64_t accepted = 0;
@@ -126,8 +125,8 @@ POLYSPEC_FN int32_t target_argmax(Group& group, const View& view, int64_t i, Emi
   return greedy_emission(group, view.target_row(i), emission);
 }
 
-// What the draft's distribution of row i is, unless its row has to be read to know: whether that is
-// so. Not for deterministic proposals.
+// The draft's distribution of row i, unless its row has to be read: returns whether it has. Not for
+// deterministic proposals.
 template <class View>
 POLYSPEC_FN bool must_read_draft(const View& view, int64_t i, RowStatistics* statistics,
                                  int32_t* error) {
@@ -269,7 +268,7 @@ POLYSPEC_FN ResidualWeight<T, kind> residual_weight(const View<T, kind>& view, i
   return weight;
 }
 
-// The token that `bits` draw from row i's distribution, whose tile sums are in scratch. Collective.
+// The token that `bits` draw from row i's distribution, with tile sums in scratch. Collective.
 template <class Group, class View>
 POLYSPEC_FN Emission emit_from_row(Group& group, const View& view, int64_t i,
                                    const RowStatistics& statistics, uint64_t bits) {

@@ -48,7 +48,7 @@ POLYSPEC_FN void verify_request(Group& group, const VerifyParams& params, int64_
       ++emitted;
     }
   } else if (block.filter.greedy() || !Rules::whole(params)) {
-    // A block verified as a whole has no prefix that stands before the whole was read.
+    // A block verified as a whole has no accepted prefix before the whole was read.
     emitted = outcome.accepted;
   }
   if (wants_cuts(params.cut)) {

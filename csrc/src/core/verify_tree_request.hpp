@@ -26,7 +26,7 @@ POLYSPEC_FN int32_t open_tree(Tree<T, kind>* tree) {
   return error;
 }
 
-// The walk down one request's tree: where it is, and what has come of it.
+// The walk down one request's tree: its row, and its outcome so far.
 template <class T, Requests kind = Requests::kAny>
 struct TreeWalk {
   Tree<T, kind> tree;
@@ -61,24 +61,24 @@ struct TreeWalk {
     return true;
   }
 
-  // Accepts the nodes down to a row, whose tokens are written.
+  // Accepts the nodes down to a row; their tokens are written.
   POLYSPEC_FN void stand(int64_t at, int64_t depth) {
     row = at;
     outcome.accepted = emitted_ = depth;
   }
-  // Ends at a row below nodes that do not stand.
+  // Ends at a row below rejected nodes.
   POLYSPEC_FN void fail(int32_t status, int64_t depth) {
     outcome.status = status;
     outcome.accepted = depth;
   }
 
-  // Rank 0 writes what is left of the outputs.
+  // Rank 0 writes the rest of the outputs.
   template <class Group>
   POLYSPEC_FN void end(const Group& group) {
     if (group.rank() != 0) return;
     const VerifyTreeParams& params = tree.params;
     const int64_t request = tree.request;
-    const int64_t stood = emitted_;  // less than `accepted` behind a failure only
+    const int64_t stood = emitted_;  // less than `accepted` only after a failure
     int64_t emitted = emitted_;
     if (wants_cuts(params.cut)) {
       const int64_t* tokens = params.tokens + request * (params.depth + 1);

@@ -1,6 +1,6 @@
 // The matrix registers of AMX: eight tiles of at most 16 rows of 64 bytes, which a thread sets up
 // before it uses them. A product of two tiles has as many rows as its first; the second holds, row
-// by row, what one instruction for dot products takes at once: 4 bytes of each of 16 outputs.
+// by row, the operand of one instruction for dot products: 4 bytes of each of 16 outputs.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ class Matrices {
   static_assert(sizeof(Setup) == 64, "as the instruction reads it");
 };
 
-// Tiles are named by constants. Compilers' own intrinsics do not say that they read memory.
+// Tiles are named by constants. The compilers' intrinsics do not declare that they read memory.
 template <int kTile>
 POLYSPEC_FN void clear_matrix() {
   asm volatile("tilezero %%tmm%c0" : : "i"(kTile));

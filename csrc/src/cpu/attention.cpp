@@ -1,10 +1,10 @@
 // Attention of a few queries over a cache, compiled for one instruction set: POLYSPEC_ISA is
 // baseline, avx2 or avx512, and the build passes the matching compiler flags.
 //
-// Keys go by in blocks, and the weights of a query are those relative to the largest score so far
+// Keys go by in blocks, and the weights of a query are relative to the largest score so far
 // (Milakov and Gimelshein, arXiv 1805.02867). Blocks are counted from the first key and every sum
-// has an order of its own, so that neither the other queries nor hidden keys change a bit. Spans of
-// blocks are summed up by themselves and then merged in order, whoever reads them.
+// has a fixed order, so that neither the other queries nor hidden keys change a bit. Spans of
+// blocks are summed separately and then merged in order, on any thread.
 #include <algorithm>
 
 #include "core/layer_math.hpp"
@@ -32,8 +32,7 @@ constexpr int kAtOnce = 6, kValueLanes = 1;
 constexpr int kAtOnce = 4, kValueLanes = 1;
 #endif
 
-// What queries have summed up; a query's sums follow each other in memory, by the width of the
-// values.
+// The sums of queries; a query's sums follow each other in memory, by the width of the values.
 struct Summed {
   float* sums;
   float (*weights)[kLanes];  // in all
@@ -59,7 +58,7 @@ struct Whole {  // of a task
   Summed view() { return {sums, weights, highest}; }
 };
 
-// What a task works on.
+// The working memory of a task.
 struct Scratch {
   alignas(64) float queries[kAttentionQueries * kAttentionWidth];
   alignas(64) float keys[kAttentionWidth][kLanes];  // of a tile
@@ -120,8 +119,8 @@ void over_queries(int64_t count, int64_t first, const Body& body) {
   }
 }
 
-// Makes weights of a query's scores with `count` keys of a block, of which it sees the first
-// `seen`, filled up to whole tiles, and has what was summed up before follow.
+// Turns a query's scores with `count` keys of a block, the first `seen` of them visible, filled up
+// to whole tiles, into weights, and rescales the earlier sums.
 template <class T>
 void weigh(float* scores, const Summed& summed, int64_t m, int64_t count, int64_t seen,
            int64_t width, const T* mask) {
@@ -213,7 +212,7 @@ void sum_span(const AttentionParams& p, const AttentionQueries& of, int64_t firs
   }
 }
 
-// What `next` has follows what `all` has. A span that a query does not see changes nothing of it.
+// Adds the sums of `next` after the sums of `all`. A span that a query does not see changes no sum.
 void follow(const Summed& all, const Summed& next, int64_t count, int64_t width) {
   for (int64_t m = 0; m < count; ++m) {
     bool seen = false;

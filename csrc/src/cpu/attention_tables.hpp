@@ -10,8 +10,8 @@ namespace polyspec::cpu {
 // Queries of one row that read the same keys, and that a task takes at once.
 constexpr int64_t kAttentionQueries = 32;
 
-// Queries [first, last) of those of a row that read the keys of one group; query number i is that
-// of token i % tokens of the group's head i / tokens.
+// Queries [first, last) of a row's queries over the keys of one group; query number i is token i %
+// tokens of the group's head i / tokens.
 struct AttentionQueries {
   int64_t row, group, first, last;
 };
@@ -19,10 +19,10 @@ struct AttentionQueries {
 struct Attention {
   // Writes out.
   void (*run)(const AttentionParams& params, const AttentionQueries& queries);
-  // Keeps what the queries sum up over one span.
+  // Keeps the queries' sums over one span.
   void (*run_span)(const AttentionParams& params, const AttentionQueries& queries, int64_t span,
                    float* kept);
-  // Writes out what was kept of all spans, which lie one behind the other.
+  // Writes the output from the kept sums of all spans, stored one after the other.
   void (*merge)(const AttentionParams& params, const AttentionQueries& queries, float* kept);
   const char* isa;
 };

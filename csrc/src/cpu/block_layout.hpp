@@ -12,12 +12,12 @@ constexpr int64_t kBlockOutputs = 16;  // of a tile
 constexpr int64_t kBlockTokens = 16;   // of a pass over the weights
 constexpr int64_t kHeadBytes = 64;     // d and minima of a block
 
-// What a type's blocks are. `bits` is 0 for a number that is no type's.
+// The format of a type's blocks. `bits` is 0 for an unknown type.
 struct BlockForm {
   int32_t bits = 0;        // of a packed weight
   int32_t group = 32;      // inputs of one scale
   int32_t inputs = 32;     // of a block
-  int32_t offset = 0;      // of the packed weight that stands for 0
+  int32_t offset = 0;      // the packed weight of value 0
   int32_t file_bytes = 0;  // of a block in a file
   bool minima = false;     // other than 0
   bool scaled = false;     // groups have whole numbers as scales

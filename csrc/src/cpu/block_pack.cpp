@@ -1,5 +1,4 @@
-// Blocks of a GGUF file laid out as the product reads them, 16 outputs beside each other, and rows
-// of them read back.
+// Blocks of a GGUF file in the layout of the product, 16 adjacent outputs, and rows read back.
 #include <array>
 #include <cstring>
 
@@ -213,7 +212,7 @@ void block_pack(const BlockPackParams& params, const Executor& executor) {
   spread(executor, tiles, 1, [&](int64_t begin, int64_t end) {
     std::memset(packed + begin * layout.tile_bytes, 0,
                 static_cast<size_t>((end - begin) * layout.tile_bytes));
-    Unpacked block;  // what a type does not have stays 0
+    Unpacked block;  // fields that a type lacks stay 0
     for (int64_t tile = begin; tile < end; ++tile) {
       const int64_t first = tile * core::kBlockOutputs;
       const int64_t count = std::min(core::kBlockOutputs, params.rows - first);

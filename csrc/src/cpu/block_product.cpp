@@ -1,8 +1,8 @@
 // The product with GGUF blocks, compiled for one instruction set: POLYSPEC_ISA is baseline,
 // dotprod, avx2, avxvnni or avx512vnni, and the build passes the matching compiler flags.
 //
-// Sums of integers are exact, and those of float32 run group by group whatever the instruction set,
-// the number of tokens and the tiles beside: the result is always the same.
+// Sums of integers are exact, and sums of float32 run group by group independently of the
+// instruction set, the number of tokens and the neighbouring tiles: the result is always the same.
 #include "cpu/block_layout.hpp"
 #include "cpu/block_tables.hpp"
 #include "cpu/copy.hpp"
@@ -34,7 +34,7 @@ void prepare(const BlockProductParams& params, int64_t first, int64_t tokens, in
   return round(std::integral_constant<int64_t, 32>());
 }
 
-// What two of 16 float16, whole numbers without and with a sign are as Sums.
+// Two times 16 float16, unsigned and signed whole numbers, converted to Sums.
 #if defined(__AVX512F__)
 POLYSPEC_FN __m128i sixteen(const uint8_t* from) {
   return _mm_load_si128(reinterpret_cast<const __m128i*>(from));

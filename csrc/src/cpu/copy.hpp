@@ -1,4 +1,4 @@
-// Names of what a file has that is compiled once per instruction set, POLYSPEC_ISA.
+// Names in a file that is compiled once per instruction set, POLYSPEC_ISA.
 #pragma once
 
 #define POLYSPEC_JOIN_(a, b) a##b

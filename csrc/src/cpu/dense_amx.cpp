@@ -22,8 +22,8 @@ bool with_vectors(DType dtype) { return dtype == DType::kFloat32; }
 constexpr int64_t kStepInputs = kMatrixRowBytes / 2;
 
 // Of many tokens: tiles that go through a run of steps while the second cache holds the activations
-// of all tokens for these; and within it steps of two tiles whose weights the first cache holds,
-// with the sums of a group of parts.
+// of all tokens for these steps; and within it steps of two tiles with weights that the first cache
+// holds, together with the sums of a group of parts.
 constexpr int64_t kTilesCached = 8, kStepsCached = 64;
 constexpr int64_t kGroupSteps = 8, kGroupParts = 8;
 constexpr int64_t kMostParts = kDenseTokens / kMatrixRows;
@@ -32,7 +32,7 @@ constexpr int64_t kMostParts = kDenseTokens / kMatrixRows;
 using PartSums = float[kMatrixRows][kDenseOutputs];
 
 // The workspace of a pass: of each part of the tokens its activations, [steps, tokens of the part,
-// 32], zeros behind the last inputs.
+// 32], zeros after the last inputs.
 char* activations(const DenseProductParams& params, int64_t steps, int64_t tokens) {
   return static_cast<char*>(params.workspace) + steps * tokens * kMatrixRowBytes;
 }
@@ -65,8 +65,8 @@ struct Pass {
   DenseLayout layout;
   int64_t first, tokens, parts, steps;
 
-  // First tokens of the parts, and the end of the last. That is one of the largest, so that no
-  // register is loaded from behind it.
+  // First tokens of the parts, and the end of the last. The last part is one of the largest, so
+  // that no register is loaded from beyond it.
   int64_t begins[kMostParts + 1];
 
   Pass(const DenseProductParams& params, int64_t first, int64_t tokens)
@@ -98,9 +98,9 @@ struct Pass {
   }
 
   // Steps [begin, end) of R parts of the tokens from `part` on with N tiles of outputs from `tile`
-  // on. sums[n * stride + r] holds those of the steps before, and then of these. Registers 0 to 3
-  // hold sums, 4 and 5 activations, 6 and 7 weights. `ask`, called before each step with the place
-  // of its weights, prefetches.
+  // on. sums[n * stride + r] holds the sums of the steps before, and then of these. Registers 0 to
+  // 3 hold sums, 4 and 5 activations, 6 and 7 weights. `ask`, called before each step with the
+  // address of its weights, prefetches.
   template <int R, int N, class Ask>
   POLYSPEC_FN void run(int64_t part, int64_t tile, int64_t begin, int64_t end, PartSums* sums,
                        int64_t stride, const Ask& ask) const {
@@ -169,7 +169,7 @@ struct Pass {
   }
 
   // Steps [begin, end) of N tiles with all tokens, which are many parts. Line by line between the
-  // products it asks for what the next call reads, from `next` on.
+  // products it prefetches the weights of the next call, from `next` on.
   template <int N>
   POLYSPEC_FN void run_parts(int64_t tile, int64_t begin, int64_t end, const uint8_t* next,
                              PartSums (*sums)[kMostParts]) const {

@@ -1,9 +1,10 @@
-// Sixteen outputs side by side: what one instruction set has for the loops of dense_product.cpp.
+// Sixteen outputs side by side: the primitives of one instruction set for the loops of
+// dense_product.cpp.
 //
 //   kMostTokens      how many tokens share a load of weights;
-//   tiles_at_once    the most whose sums with so many tokens fit the registers;
+//   tiles_at_once    the most tiles with sums for so many tokens in the registers;
 //   kSteps<T>        a block's inputs are multiplied in so many steps, the later inputs first;
-//   step_weights<T>  those of 16 outputs in one step, which is a constant;
+//   step_weights<T>  the weights of 16 outputs in one step, which is a constant;
 //   step_word<T>     4 bytes of a token's activations in a block, for one step;
 //   add_step<T>      s plus the products of a step's weights and a word.
 #pragma once
@@ -14,7 +15,7 @@
 namespace polyspec::POLYSPEC_CORE {
 
 #if defined(__AVX512F__)
-// As many registers as sums, beside weights and activations.
+// As many registers as sums, in addition to weights and activations.
 constexpr int kMostTokens = 14;
 constexpr int tiles_at_once(int tokens) { return 30 / (tokens + 1) < 4 ? 30 / (tokens + 1) : 4; }
 #elif defined(__AVX2__) || defined(__aarch64__)
@@ -41,7 +42,7 @@ POLYSPEC_FN int32_t step_word(int32_t inputs, int) {
 template <class T>
 POLYSPEC_FN Sums add_step(Sums weights, int32_t word, Sums sums) {
   if constexpr (sizeof(T) == 4) return fused(weights, bit_cast<float>(word), sums);
-  // The instruction rounds each of its two multiply-adds, and takes what is below 2^-126 for zero.
+  // The instruction rounds each of its two multiply-adds, and treats numbers below 2^-126 as zero.
   return _mm512_dpbf16_ps(sums, (__m512bh)weights, (__m512bh)_mm512_set1_epi32(word));
 }
 

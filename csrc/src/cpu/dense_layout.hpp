@@ -27,7 +27,7 @@ constexpr int64_t kDenseTokens = 384;
 
 // The workspace of a pass of m tokens: for each part of them (tiles.hpp) its activations [blocks,
 // steps, tokens of the part], 4 bytes each; at most one step for each input (dense_lanes.hpp). Or
-// those of all tokens, [blocks / 16, m], 64 bytes each (dense_amx.cpp).
+// the activations of all tokens, [blocks / 16, m], 64 bytes each (dense_amx.cpp).
 inline int64_t dense_workspace(const DenseLayout& layout, int64_t tokens) {
   const int64_t vectors = layout.blocks * layout.block_inputs * 4;
   const int64_t matrices = (layout.blocks + 15) / 16 * 64;

@@ -1,8 +1,9 @@
 // The dense product, compiled for one instruction set: POLYSPEC_ISA is baseline, avx2, avx512 or
 // avx512bf16, and the build passes the matching compiler flags.
 //
-// An output is one chain of multiply-adds, whatever the instruction set, the number of tokens and
-// the tiles beside: the result is always the same. (dense_amx.cpp has another order in bfloat16.)
+// An output is one chain of multiply-adds, independent of the instruction set, the number of tokens
+// and the neighbouring tiles: the result is always the same. (dense_amx.cpp has another order in
+// bfloat16.)
 #include "cpu/copy.hpp"
 #include "cpu/dense_lanes.hpp"
 #include "cpu/dense_output.hpp"

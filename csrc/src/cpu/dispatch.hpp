@@ -1,4 +1,4 @@
-// The CPU backend behind polyspec::sample and polyspec::verify.
+// The CPU backend of polyspec::sample and polyspec::verify.
 #pragma once
 
 #include "polyspec/verify_tree.hpp"

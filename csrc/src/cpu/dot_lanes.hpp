@@ -1,9 +1,9 @@
-// Sixteen outputs side by side with packed whole numbers as weights: what one instruction set has
-// for the loops of int4_product.cpp and block_product.cpp.
+// Sixteen outputs side by side with packed whole numbers as weights: the primitives of one
+// instruction set for the loops of int4_product.cpp and block_product.cpp.
 //
 //   Dots          16 sums of products of integers, exact;
-//   add_chunk     dots[n][m] += the products of kInputs inputs of tile n with those of token m;
-//   bias_of       by how much more than the packed weight the one is that add_chunk multiplies.
+//   add_chunk     dots[n][m] += the products of kInputs inputs of tile n with token m's;
+//   bias_of       the difference of the weight that add_chunk multiplies and the packed weight.
 //
 // Packed weights have 4, 6 or 8 bits (polyspec/blocks.hpp). A step is four inputs of all outputs,
 // and becomes a vector of 64 bytes. One load of an activation serves all tiles at once, and several
@@ -93,7 +93,7 @@ POLYSPEC_FN Sums to_sums(Dots dots) {
   return {_mm256_cvtepi32_ps(dots.low), _mm256_cvtepi32_ps(dots.high)};
 }
 
-// Half of a step, whole numbers without a sign: 8 outputs, those from 8 * half on.
+// Half of a step, whole numbers without a sign: 8 outputs, from output 8 * half on.
 template <int kBits>
 POLYSPEC_FN __m256i half_weights(const uint8_t* weights, int64_t step, int half) {
   const auto load_at = [&](int64_t at) POLYSPEC_INLINE {
@@ -312,7 +312,7 @@ POLYSPEC_FN void add_chunk(Dots (&dots)[N][M], const uint8_t* weights, int64_t t
 }
 #endif
 
-// What 16 scales are as Sums.
+// 16 scales converted to Sums.
 POLYSPEC_FN Sums load_sixteen(const uint8_t* from, DType dtype) {
   return dtype == DType::kFloat32 ? load(reinterpret_cast<const float*>(from))
                                   : load(reinterpret_cast<const BFloat16*>(from));

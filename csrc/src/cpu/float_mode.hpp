@@ -1,15 +1,15 @@
 // The floating-point mode of the row algorithms: round to nearest, denormals kept, nothing trapped.
-// (The bfloat16 product flushes them, as the instruction for it does.)
+// (The bfloat16 product flushes denormals, as its instruction does.)
 //
-// A thread may come with another, since flushing denormals to zero makes some models faster. Its
-// rows would then have other masses than those of the thread beside it.
+// A caller's thread may have another mode, since flushing denormals to zero makes some models
+// faster. Its rows would then have other masses than the rows of other threads.
 #pragma once
 
 #include "core/numeric.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
 
-// While it lives, this thread computes in that mode; afterwards in its own again.
+// Sets the mode of this thread, and restores the previous mode at the end of the scope.
 class FloatMode {
  public:
   enum Denormals { kKept, kFlushed };
@@ -24,7 +24,7 @@ class FloatMode {
   FloatMode& operator=(const FloatMode&) = delete;
 
  private:
-  // What is computed has its operands in memory, which keeps it on its side of the switch.
+  // Computations have their operands in memory, which keeps them from crossing the switch.
 #if defined(__x86_64__)
   using Word = uint32_t;  // MXCSR
   static constexpr Word kPlain = 0x1f80, kFlush = 0x8040, kFlags = 0x3f;

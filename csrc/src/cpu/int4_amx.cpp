@@ -44,8 +44,8 @@ POLYSPEC_FN void unpack(const uint8_t* blocks, int64_t count, uint8_t* rows) {
   }
 }
 
-// A group of a tile, unpacked; and of a tile and a part of the tokens a group's sums, and the
-// scaled ones of all groups.
+// A group of a tile, unpacked; and for a tile and a part of the tokens the sums of a group, and the
+// scaled sums of all groups.
 using GroupWeights = uint8_t[kMostGroup * kInt4Outputs];
 using PartDots = int32_t[kMatrixRows][kLanes];
 using PartTotals = float[kMatrixRows][kLanes];
@@ -70,7 +70,7 @@ struct Pass {
 
   // Sums of R parts of the tokens from `part` on with a group of N tiles. Registers 0 to 3 hold
   // sums, 4 and 5 activations, 6 and 7 weights. The registers multiply while `meanwhile` runs,
-  // which must be behind their loads and before what waits for them.
+  // which must be after their loads and before the code that waits for them.
   template <int R, int N, class Body>
   POLYSPEC_FN void multiply_group(int64_t part, int64_t group, const GroupWeights* weights,
                                   PartDots* dots, const Body& meanwhile) const {
@@ -105,7 +105,7 @@ struct Pass {
       for (int n = 0; n < N; ++n)
         unpack(blocks + n * layout.tile_bytes, layout.blocks, weights[group % 2][n]);
     };
-    // What was multiplied last, and is to be scaled: of a group, parts [begin, end).
+    // The last products, still to be scaled: of a group, parts [begin, end).
     int64_t group_before = 0, begin = 0, end = 0;
     int now = 0;
     const auto add_before = [&]() POLYSPEC_INLINE {
@@ -140,8 +140,8 @@ struct Pass {
     }
   }
 
-  // Scales a group's sums of parts [part, end) of the tokens, and asks for their share of what the
-  // next run reads of the group.
+  // Scales a group's sums of parts [part, end) of the tokens, and prefetches their share of the
+  // group's data for the next run.
   template <int N>
   POLYSPEC_FN void add_group(const uint8_t* packed, int64_t group, int64_t part, int64_t end,
                              const PartDots* dots, PartTotals* totals) const {

@@ -1,4 +1,4 @@
-// The CPU backend behind polyspec::int4_product.
+// The CPU backend of polyspec::int4_product.
 #pragma once
 
 #include "cpu/int4_tables.hpp"

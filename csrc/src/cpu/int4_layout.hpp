@@ -11,7 +11,7 @@ constexpr int64_t kBlockInputs = 8;  // of one block of 64 bytes
 constexpr int64_t kBlockBytes = 64;
 constexpr int64_t kChunkInputs = 32;  // the smallest group
 constexpr int64_t kChunkBlocks = kChunkInputs / kBlockInputs;
-constexpr int32_t kInt4Offset = 8;  // the packed weight that stands for 0
+constexpr int32_t kInt4Offset = 8;  // the packed weight of value 0
 
 struct Int4Layout {
   int64_t tiles, groups, blocks;  // of the matrix, of a tile, of a group

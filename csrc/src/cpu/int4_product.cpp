@@ -1,8 +1,8 @@
 // The 4-bit product, compiled for one instruction set: POLYSPEC_ISA is baseline, dotprod, avx2,
 // avxvnni or avx512vnni, and the build passes the matching compiler flags.
 //
-// Sums of integers are exact, and those of float32 run group by group whatever the instruction set,
-// the number of tokens and the tiles beside: the result is always the same.
+// Sums of integers are exact, and sums of float32 run group by group independently of the
+// instruction set, the number of tokens and the neighbouring tiles: the result is always the same.
 #include "cpu/copy.hpp"
 #include "cpu/dot_lanes.hpp"
 #include "cpu/float_mode.hpp"

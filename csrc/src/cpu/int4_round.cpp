@@ -1,5 +1,5 @@
 // Ranges of groups of weights, and the weights as numbers of 0 to 15 within them. A group stays in
-// the first cache while all ranges are tried. Sums are made in 16 lanes whatever the registers are,
+// the first cache while all ranges are tried. Sums are computed in 16 lanes for any register width,
 // so that the result is the same on every processor.
 #include "cpu/int4_round.hpp"
 

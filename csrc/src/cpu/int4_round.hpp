@@ -6,7 +6,7 @@
 namespace polyspec::cpu {
 
 // Arguments are checked already (api/int4.cpp). Whether all groups have a scale and zero that are
-// finite; where one has not, what is written means nothing.
+// finite; otherwise the output is undefined.
 bool int4_round(const Int4RoundParams& params, const Executor& executor);
 
 }  // namespace polyspec::cpu

@@ -28,7 +28,7 @@ constexpr struct Name {
     {"avxvnni", Isa::kAvxVnni},       {"avx512", Isa::kAvx512},   {"avx512vnni", Isa::kAvx512Vnni},
     {"avx512bf16", Isa::kAvx512Bf16}, {"amx", Isa::kAmx}};
 
-// What the environment says, read once.
+// The setting of the environment, read once.
 struct Setting {
   std::string given;
   Isa isa = Isa::kAmx;

@@ -7,7 +7,7 @@ namespace polyspec::cpu {
 
 enum class Isa { kBaseline, kDotprod, kAvx2, kAvxVnni, kAvx512, kAvx512Vnni, kAvx512Bf16, kAmx };
 
-// Extensions that the copies are compiled for, all of them or what one processor has.
+// Extensions that the copies are compiled for, all of them or the subset of one processor.
 struct Extensions {
   bool dotprod;  // of ARM
   bool avx2, fma, f16c;
@@ -32,7 +32,7 @@ bool parse_isa(const char* name, Isa* isa);
 // tests compare the copies with it.
 bool usable(Isa isa);
 
-// What one instruction set has of a file that is compiled once for each.
+// The functions of one instruction set from a file that is compiled once for each.
 template <class Table>
 struct Copy {
   Isa isa;

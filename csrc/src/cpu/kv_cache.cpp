@@ -32,7 +32,7 @@ void run(void (*body)(const Params&, int64_t), const Params& params, int64_t n,
       &call);
 }
 
-// Bytes of a vector, and where those of one (row, head) start.
+// Bytes of a vector, and the first byte of one (row, head).
 struct Side {
   const char* from;
   int64_t from_step;
@@ -87,8 +87,8 @@ void append_paged_one(const PagedAppendParams& p, int64_t index) {
   }
 }
 
-// The accepted vectors of one (layer, row, head), in order: no move overwrites what a later one
-// reads.
+// The accepted vectors of one (layer, row, head), in order: no move overwrites the source of a
+// later move.
 void move_path(void* base, const int64_t (&stride)[3], int64_t dim, int32_t element_size,
                const core::RowPath& path, int64_t row, int64_t head) {
   char* first =

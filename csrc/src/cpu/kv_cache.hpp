@@ -1,4 +1,4 @@
-// The CPU backend behind the operators of polyspec/kv_cache.hpp.
+// The CPU backend of the operators of polyspec/kv_cache.hpp.
 #pragma once
 
 #include "polyspec/kv_cache.hpp"

@@ -1,5 +1,4 @@
-// Sixteen float32 side by side, as one instruction set has them: what the outputs of a tile are
-// summed up in.
+// Sixteen float32 in the registers of one instruction set: the sums of a tile's outputs.
 #pragma once
 
 #include <type_traits>
@@ -18,7 +17,7 @@ namespace polyspec::POLYSPEC_CORE {
 
 constexpr int64_t kLanes = 16;
 
-// body(0), body(1), ... with constants: arrays that are indexed with those alone stay in registers.
+// body(0), body(1), ... with constants: arrays indexed only by constants stay in registers.
 template <int kCount, class Body>
 POLYSPEC_FN void unrolled(const Body& body) {
   if constexpr (kCount > 0) {

@@ -1,8 +1,8 @@
-// What a decoder layer computes between its products, compiled for one instruction set:
+// The operators of a decoder layer between its products, compiled for one instruction set:
 // POLYSPEC_ISA is baseline, avx2 or avx512, and the build passes the matching compiler flags.
 //
-// The loops have no order but in the sum of squares, which is made in 16 lanes whatever the
-// registers are: the result is the same on every processor.
+// The loops have no order but in the sum of squares, which is computed in 16 lanes for any register
+// width: the result is the same on every processor.
 #include "core/kv_index.hpp"
 #include "core/layer_math.hpp"
 #include "cpu/copy.hpp"
@@ -53,7 +53,7 @@ POLYSPEC_FN void turn(const T* x, const T* cosine, const T* sine, int64_t width,
   }
 }
 
-// Where the heads of a token go, one `step` behind the other; nullptr: nowhere.
+// The outputs of a token's heads, one `step` apart; nullptr: none.
 template <class T>
 struct HeadsAt {
   T* data;

@@ -8,7 +8,8 @@
 namespace polyspec::cpu {
 
 struct Layer {
-  // Tokens [begin, end); of rotary positions those of all rows, numbered one row after another.
+  // Tokens [begin, end); of rotary positions the tokens of all rows, numbered one row after
+  // another.
   void (*rms_norm)(const RmsNormParams& params, int64_t begin, int64_t end);
   void (*rotary)(const RotaryParams& params, int64_t begin, int64_t end);
   void (*rotary_append)(const RotaryAppendParams& params, int64_t begin, int64_t end);

@@ -1,4 +1,4 @@
-// What a run over several tiles asks for ahead of its loads.
+// Prefetches of a run over several tiles.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace polyspec::POLYSPEC_CORE {
 
-// For every 64 bytes that are read at `from`: into the second cache what the next run reads at the
-// same place, `run_bytes` on; into the first what this run reads soon. The processor's own
+// For every 64 bytes that are read at `from`: into the second cache the data of the next run at the
+// same offset, `run_bytes` on; into the first the next data of this run. The processor's
 // prefetching begins anew at each page and each tile. Arithmetic for several tokens, which takes as
 // long as memory does, would wait meanwhile.
 POLYSPEC_FN void prefetch(const uint8_t* from, int64_t run_bytes) {

@@ -9,7 +9,7 @@ template <class Params>
 struct ProductTable {
   // Rounds the activations of rows [begin, end) of the `tokens` from `first` on into the workspace.
   void (*prepare)(const Params& params, int64_t first, int64_t tokens, int64_t begin, int64_t end);
-  // Output tiles [begin, end) of those rows.
+  // Output tiles [begin, end) of these rows.
   void (*multiply)(const Params& params, int64_t first, int64_t tokens, int64_t begin, int64_t end);
   const char* isa;
 };

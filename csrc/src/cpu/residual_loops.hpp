@@ -1,4 +1,4 @@
-// Residual masses over a range of a row: what ResidualWeight (verify_parts.hpp) gives, in loops
+// Residual masses over a range of a row: the masses of ResidualWeight (verify_parts.hpp), in loops
 // that vectorise. Draft rows may have another element type, a smaller vocabulary or a map, or there
 // may be none.
 #pragma once
@@ -96,7 +96,7 @@ POLYSPEC_LOOP uint64_t typed_mass(const ResidualWeight<T>& weight, int64_t begin
   return sum;
 }
 
-// What is left of a masked row's residual from `begin` on, over a copy of n logits of it.
+// The rest of a masked row's residual from `begin` on, over a copy of n logits of it.
 template <class T>
 POLYSPEC_FN ResidualWeight<T> residual_part(const ResidualWeight<Masked<T>>& weight, int64_t begin,
                                             const T* block, int64_t n) {
@@ -124,7 +124,7 @@ uint64_t typed_mass(const ResidualWeight<Masked<T>>& weight, int64_t begin, int6
   return sum;
 }
 
-// f(weight) with the element type of the target's row made known.
+// f(weight) with the element type of the target's row as a template argument.
 template <class T, class F>
 POLYSPEC_FN auto with_type(const ResidualWeight<T>& weight, const F& f) {
   return with_type(weight.p.row, [&](const auto& row) { return f(over(weight, row)); });

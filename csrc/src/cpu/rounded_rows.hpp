@@ -14,11 +14,11 @@ struct RoundedGroup {
 
 constexpr int32_t kTiny = 0x0d800000;  // the bits of 2^-100: 127 / 2^-100 is far from overflow
 
-// Writes `group` activations in chunks of `chunk`, each `stride` bytes behind the last.
+// Writes `group` activations in chunks of `chunk`, each `stride` bytes after the last.
 template <class T>
 POLYSPEC_FN RoundedGroup round_group(const T* x, int64_t group, int32_t offset, int8_t* values,
                                      int64_t chunk, int64_t stride) {
-  int32_t largest = 0;  // bits of the largest magnitude: those of a NaN are above all others
+  int32_t largest = 0;  // bits of the largest magnitude: the bits of a NaN are above all others
   for (int64_t k = 0; k < group; ++k) {
     const int32_t bits = bit_cast<int32_t>(to_float(x[k])) & 0x7fffffff;
     largest = bits > largest ? bits : largest;
@@ -51,7 +51,7 @@ struct RowsOfPass {
   int64_t first, tokens, begin, end;
 };
 
-// Those rows of a matrix in groups: values [inputs / kChunk, tokens, kChunk], and scales
+// Rounded rows of a matrix in groups: values [inputs / kChunk, tokens, kChunk], and scales
 // [inputs / group, tokens].
 template <int64_t kChunk, class T>
 void round_rows(const T* x, int64_t x_stride, const RowsOfPass& rows, int64_t inputs, int64_t group,
@@ -66,7 +66,7 @@ void round_rows(const T* x, int64_t x_stride, const RowsOfPass& rows, int64_t in
   }
 }
 
-// The same of a matrix whose elements have this type.
+// The same for a matrix with this element type.
 template <int64_t kChunk>
 void round_rows(const void* x, DType dtype, int64_t x_stride, const RowsOfPass& rows,
                 int64_t inputs, int64_t group, int32_t offset, int8_t* values,

@@ -1,9 +1,9 @@
 // The loops of the CPU backend over a range of one row: maxima, masses, keys.
 //
-// Each is a function of its own, never inlined, over one element type, and works on copies of its
+// Each is a separate function, never inlined, over one element type, and works on copies of its
 // arguments. Inlined into a whole request the compiler keeps the per-element conditions as
-// branches and gives up on vectors, which costs a factor of twenty. What calls them is compiled
-// once, for rows of any type: these loops find the type out, once per range.
+// branches and gives up on vectors, which costs a factor of twenty. Their callers are compiled
+// once, for rows of any type: these loops dispatch on the type, once per range.
 #pragma once
 
 #include "core/distribution.hpp"
@@ -182,10 +182,9 @@ POLYSPEC_FN void over_blocks(const Row<Masked<T>>& row, int64_t begin, int64_t e
   }
 }
 
-// ---- Rows and weights whose element type is known at run time: it is found out once per range
-// ----
+// ---- Rows and weights with an element type known at run time: dispatch once per range ----
 
-// f(row) with the element type made known.
+// f(row) with the element type as a template argument.
 template <class T, class F>
 POLYSPEC_FN auto with_type(const Row<T>& row, const F& f) {
   return f(row);

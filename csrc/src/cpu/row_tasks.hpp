@@ -1,6 +1,6 @@
 // The row algorithms of core/ overloaded for the group of one: whole-row loops that vectorise
-// and, where an executor is given, run on the caller's threads. The sums are integers, so neither
-// the vectors nor the threads change a bit.
+// and, with an executor, run on the caller's threads. The sums are integers, so neither the vectors
+// nor the threads change a bit.
 #pragma once
 
 #include <algorithm>

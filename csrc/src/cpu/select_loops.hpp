@@ -1,13 +1,13 @@
 // The radix select of core/select.hpp overloaded for the group of one: as few tokens as possible
-// reach a histogram, whose scattered additions do not vectorise.
+// reach a histogram, with scattered additions that do not vectorise.
 //
-//   - top-k: the largest logit of each of 2048 columns of the row; the k-th largest of those is a
-//     bound that the k-th largest of all logits cannot be below.
-//   - top-p behind top-k: what top-k cut has no mass.
+//   - top-k: the largest logit of each of 2048 columns of the row; the k-th largest of these maxima
+//   is a lower bound of the k-th largest of all logits.
+//   - top-p after top-k: tokens cut by top-k have no mass.
 //   - otherwise, after the first digit only the tokens of its bin are left.
 //
-// Those left are copied out, and the digits are found on the copy; where they are too many, on the
-// row. Either way the result is that of three histograms over the whole row.
+// The tokens left are copied out, and the digits are found on the copy; where they are too many, on
+// the row. Either way the result is that of three histograms over the whole row.
 #pragma once
 
 #include <algorithm>
@@ -103,7 +103,7 @@ POLYSPEC_LOOP void count_digit(SerialGroup& group, const Row<T>& row, const Weig
   }
 }
 
-// Finds the digits [from, to) behind those in `prefix`, and what is left of `need`.
+// Finds the digits [from, to) after the digits in `prefix`, and the rest of `need`.
 template <class RowType, class Weight>
 void find_digits(SerialGroup& group, const RowType& row, const Weight& weight, int from, int to,
                  uint32_t* prefix, uint64_t* need) {

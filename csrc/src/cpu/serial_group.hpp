@@ -1,5 +1,5 @@
-// The thread group of one: what the row algorithms run on in the CPU backend. A row's loops may
-// still be spread over the caller's threads, see row_tasks.hpp.
+// The thread group of one, for the row algorithms of the CPU backend. A row's loops may still be
+// spread over the caller's threads, see row_tasks.hpp.
 #pragma once
 
 #include "core/group.hpp"

@@ -27,7 +27,7 @@ void run_tokens(const Pass& pass, int64_t token, int64_t tokens, int64_t begin, 
       for (; begin < end; ++begin) pass.template run<M, 1>(token, begin);
       return;
     }
-    // The last ones may have been multiplied before: that is cheaper than going one by one.
+    // The last tiles may repeat earlier products: cheaper than tile by tile.
     for (; begin < end; begin += kTiles)
       pass.template run<M, kTiles>(token, begin + kTiles < end ? begin : end - kTiles);
   }

@@ -1,5 +1,4 @@
-// Sixteen vectors of float32 or bfloat16 side by side: what products of queries with sixteen keys
-// at once read.
+// Sixteen vectors of float32 or bfloat16 side by side, for products with sixteen keys at once.
 #pragma once
 
 #include "cpu/lanes.hpp"

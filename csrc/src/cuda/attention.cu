@@ -1,10 +1,10 @@
 // Attention of a few queries over a cache on CUDA, with the sums of cpu/attention.cpp in the same
-// order: a CTA has up to eight queries that read the keys of one group, and a span of those keys.
-// Where there are several spans, a second launch has them follow each other.
+// order: a CTA has up to eight queries that read the keys of one group, and a span of these keys.
+// Where there are several spans, a second launch merges them in order.
 //
 // Keys and values pass through shared memory in tiles, 256 bytes of 128 of them, copied two tiles
 // ahead: with few queries a CTA waits for memory more than it computes. A thread has the sums of
-// one key, and of values two elements. Everything is fused multiply-adds.
+// one key, and of two elements of values. Everything is fused multiply-adds.
 #include "core/kv_index.hpp"
 #include "core/layer_math.hpp"
 #include "cuda/attention.hpp"
@@ -22,7 +22,7 @@ using core::to_float;
 constexpr int kThreads = 256, kWarp = 32;
 constexpr int kQueries = kThreads / kWarp;  // of a CTA: a warp weighs the keys of each
 constexpr int kKeys = core::kAttentionKeys;
-constexpr int kHalves = kThreads / kKeys;  // of the queries, whose scores threads share out
+constexpr int kHalves = kThreads / kKeys;  // of the queries; threads divide their scores
 constexpr int kVectors = 16;               // of 16 bytes, of a key in a tile
 constexpr int kRowBytes = 16 * kVectors;
 constexpr int kPitch = kRowBytes + 16;    // so that eight keys lie in different banks
@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_queries(AttentionShared& shared, const Atte
   }
 }
 
-// The tiles of a span: of each block of keys those of keys, then those of values.
+// The tiles of a span: for each block the tiles of keys, then the tiles of values.
 template <class T>
 struct Tiles {
   const T *keys, *values;
@@ -101,7 +101,7 @@ struct Tiles {
         of_block(of_keys + (value_bytes + kRowBytes - 1) / kRowBytes),
         end(count) {}
 
-  // Begins to copy tile `number`, a batch also behind the last one.
+  // Begins to copy tile `number`, a batch also after the last tile.
   __device__ __forceinline__ void load(AttentionShared& shared, int number) const {
     const int begin = number / of_block * kKeys, part = number % of_block;
     if (begin < end) {
@@ -166,7 +166,7 @@ __device__ __forceinline__ void multiply_tile(const AttentionShared& shared,
   }
 }
 
-// What a warp knows of its query.
+// A warp's state of its query.
 struct Weighed {
   float highest;  // score
   float lane;     // lanes below kSumLanes: a lane of the sum of weights
@@ -213,7 +213,7 @@ __device__ __forceinline__ void weigh(AttentionShared& shared, int m, int seen, 
   query->lane = sum;
 }
 
-// Two elements of what queries have summed up; this thread's queries are split, split + splits, ...
+// Two elements of the queries' sums; this thread's queries are split, split + splits, ...
 struct Elements {
   int at, split, splits;
 
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t first_key = span * kAttentionSpan;
   int64_t end = core::longest_seen(p, of.row, of.first, of.first + of.count);
   if (end > first_key + kAttentionSpan) end = first_key + kAttentionSpan;
-  if (span > 0 && end <= first_key) return;  // nobody reads it
+  if (span > 0 && end <= first_key) return;  // no query reads it
 
   const Tiles<T> tiles(p, of, first_key, end < first_key ? 0 : static_cast<int>(end - first_key));
   POLYSPEC_UNROLL
@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int l = 0; l < kSumLanes; ++l) total += from_lane(weighed.lane, l);
   __syncthreads();  // the factors are read
   if (lane == 0) shared.factors[warp] = total == 0.0f ? 0.0f : 1.0f / total;
-  __syncthreads();  // what sums are multiplied with is there
+  __syncthreads();  // the factors of the sums are written
   for (int j = 0; j < kOwn; ++j) {
     const int m = own.query(j);
     if (m >= of.count) break;
@@ -390,7 +390,7 @@ struct LanesShared {
   float lanes[kSumLanes];
 };
 
-// A CTA has what a query has kept of its spans follow each other, and writes its row.
+// A CTA merges the kept sums of a query's spans in order, and writes its row.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     merge_kernel(const __grid_constant__ AttentionParams p, int64_t spans) {

@@ -1,4 +1,4 @@
-// The CUDA backend behind polyspec/attention.hpp.
+// The CUDA backend of polyspec/attention.hpp.
 #pragma once
 
 #include "polyspec/attention.hpp"

@@ -1,5 +1,4 @@
-// The CUDA backend's entry points: choose the kernel for the logits' element type, and see what the
-// device is.
+// The CUDA backend's entry points: kernels by the logits' element type, queries of the device.
 #include <cstdlib>
 #include <cstring>
 #include <mutex>

@@ -23,7 +23,7 @@ __device__ __forceinline__ void make_barrier(CopyBarrier* barrier) {
 #endif
 }
 
-// By the thread that made them.
+// By the thread that initialised them.
 __device__ __forceinline__ void begin_barriers() {
 #ifdef __CUDACC__
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -32,8 +32,8 @@ __device__ __forceinline__ void begin_barriers() {
 }
 
 // By one thread: begins to copy to this CTA's shared memory, and the phase of the barrier, which
-// ends when all is there. Addresses and `bytes` are multiples of 16. What other threads have read
-// at `to` they have read before a barrier with this one.
+// ends when all bytes have arrived. Addresses and `bytes` are multiples of 16. Other threads'
+// earlier reads at `to` come before a barrier with this thread.
 __device__ __forceinline__ void copy_bulk(void* to, const void* from, unsigned bytes,
                                           CopyBarrier* barrier) {
 #ifdef __CUDACC__

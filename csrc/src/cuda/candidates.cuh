@@ -1,11 +1,11 @@
 // Filters that end on the few tokens that they can keep: the CUDA backend's row_statistics.
 //
 // A bound is found below which the filters keep nothing, the tokens above it are copied into the
-// shared memory of one CTA, and that one does the rest, tile sums included, while the others wait
+// shared memory of one CTA, and this CTA does the rest, tile sums included, while the others wait
 // at a single barrier. Where the tokens are too many for that, the filters read the whole row.
 //
 // top-k: each thread has the largest logit of its share of the row, by the maximum's pass; the kth
-// largest of those of a CTA is a bound that the kth largest of all logits cannot be below.
+// largest of a CTA's maxima is a lower bound of the kth largest of all logits.
 // top-p: a histogram of the masses, 32 bins for each factor of two below the maximum.
 // min-p: its threshold follows from the maximum.
 #pragma once
@@ -77,7 +77,8 @@ POLYSPEC_FN float nucleus_bound(Group& group, const TokenMass<Row<T>>& weight, f
                                 uint64_t whole) {
   const uint64_t need = share_of(top_p, whole);
   const double slope = static_cast<double>(weight.slope);
-  // If no token below the bound has more than its share of what may be cut, all of them may be cut.
+  // If no token below the bound has more than its share of the mass that may be cut, all of them
+  // may be cut.
   const double share = static_cast<double>((whole - need) / static_cast<uint64_t>(weight.row.n));
   const int exponent = static_cast<int>(bit_cast<uint64_t>(share) >> 52) - 1023;
   const int below = exponent - (62 - weight.head) - 2;  // two factors of two for rounding

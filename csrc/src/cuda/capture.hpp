@@ -1,4 +1,4 @@
-// The CUDA backend behind polyspec/capture.hpp.
+// The CUDA backend of polyspec/capture.hpp.
 #pragma once
 
 #include "polyspec/status.hpp"

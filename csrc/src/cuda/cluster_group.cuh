@@ -1,12 +1,12 @@
 // A thread-block cluster as one thread group (sm_90 and later): a row is spread over up to eight
-// multiprocessors, whose CTAs reach into each other's shared memory. A launch without a cluster
-// dimension makes clusters of one CTA, which skip what is between CTAs.
+// multiprocessors, with CTAs that reach into each other's shared memory. A launch without a cluster
+// dimension makes clusters of one CTA, which skip the exchange between CTAs.
 //
 // Every operation goes over the CTA first (cta_group.cuh), then over one slot per CTA: a CTA writes
-// its value into its slot in the shared memory of each of the others, and all read their own copy.
-// One cluster barrier per reduction; the slots are double-buffered as those of a CTA are. Scratch
-// is that of CTA 0. Histograms and candidates are those of each CTA and put together afterwards,
-// since atomics on another CTA's memory would all queue at one multiprocessor.
+// its value into its slot in the shared memory of each of the others, and each reads its copy. One
+// cluster barrier per reduction; the slots are double-buffered as in a CTA. Scratch is CTA 0's.
+// Histograms and candidates are per CTA and put together afterwards, since atomics on another CTA's
+// memory would all queue at one multiprocessor.
 #pragma once
 
 #include "cuda/row_reader.cuh"
@@ -32,7 +32,7 @@ __device__ __forceinline__ void meet_cluster() {
   __cluster_barrier_wait();
 }
 
-// What each CTA of a cluster gives, by CTA; `value` is the same in all threads of one.
+// The values of a cluster's CTAs, by CTA; `value` is the same in all threads of one.
 __device__ __forceinline__ const uint64_t* exchange(uint64_t value, uint64_t* slots, int index,
                                                     int ctas) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -41,7 +41,7 @@ __device__ __forceinline__ const uint64_t* exchange(uint64_t value, uint64_t* sl
   return slots;
 }
 
-// Called, since kernels have many places for them. `index` is that of this CTA.
+// Not inlined, since kernels call them often. `index` is that of this CTA.
 POLYSPEC_CALLED void cluster_sync(int ctas) {
   if (ctas == 1) return __syncthreads();
   meet_cluster();

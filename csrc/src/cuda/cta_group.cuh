@@ -1,9 +1,9 @@
-// The thread group of the CUDA backend: one CTA, whose teams are warps.
+// The thread group of the CUDA backend: one CTA, with warps as teams.
 //
-// All that is CUDA about the row algorithms is in this file: shuffles, barriers and shared memory.
+// All CUDA code of the row algorithms is in this file: shuffles, barriers and shared memory.
 // Reductions go warp first, then over one slot per warp. The slots are double-buffered, which saves
 // the barrier after reading: a slot is written again two reductions later, and the barrier of the
-// one in between has passed every reader.
+// reduction in between has passed every reader.
 #pragma once
 
 #include "core/select.hpp"
@@ -15,7 +15,7 @@ namespace polyspec::POLYSPEC_CORE {
 constexpr int kWarp = 32;
 constexpr int kMaxCandidates = polyspec::cuda::kMaxCandidates;
 
-// Behind a call the compiler does not know any more where a pointer leads.
+// After a call the compiler no longer knows a pointer's address space.
 POLYSPEC_FN void assume_global([[maybe_unused]] const void* pointer) {
 #ifdef __CUDACC__
   __builtin_assume(__isGlobal(pointer));
@@ -31,7 +31,7 @@ POLYSPEC_FN void assume_shared([[maybe_unused]] const void* pointer) {
 struct Candidates {
   alignas(16) float logits[kMaxCandidates];
   uint32_t tokens[kMaxCandidates];
-  unsigned count;  // those that did not fit included
+  unsigned count;  // candidates that did not fit included
 };
 
 template <int kThreads>
@@ -47,7 +47,8 @@ struct CtaShared {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// What reductions do: kNothing changes no value, and of_warp gives every lane what comes of all.
+// Operations of reductions: kNothing changes no value, and of_warp returns the result in every
+// lane.
 struct Smaller {
   static constexpr uint64_t kNothing = INT64_MAX;
   __device__ __forceinline__ static uint64_t of_warp(uint64_t value) {
@@ -88,7 +89,7 @@ struct BothLarger {
 };
 
 // Shared memory adds 32 bits in one instruction but 64 bits in a loop that fails under contention,
-// so the halves are added apart. Every wrap of the low half is somebody's carry, in any order.
+// so the halves are added apart. Every wrap of the low half is one thread's carry, in any order.
 __device__ __forceinline__ void add_to_bin(uint64_t* bin, uint64_t value) {
   unsigned* halves = reinterpret_cast<unsigned*>(bin);
   const unsigned low = static_cast<unsigned>(value);
@@ -113,7 +114,7 @@ __device__ __forceinline__ Scan scan_warp(uint64_t value) {
   return {inclusive - value, __shfl_sync(kAllLanes, inclusive, kWarp - 1)};
 }
 
-// In every thread what comes of those of the CTA. slots: [kWarps]
+// In every thread the reduction over the CTA. slots: [kWarps]
 template <int kWarps, class Op>
 __device__ __forceinline__ uint64_t reduce_cta(uint64_t value, uint64_t* slots) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -133,7 +134,7 @@ __device__ __forceinline__ Scan scan_cta(uint64_t value, uint64_t* slots) {
   return {of_warp.lower + __shfl_sync(kAllLanes, of_cta.lower, warp), of_cta.total};
 }
 
-// Called, since kernels have many places for them.
+// Not inlined, since kernels call them often.
 POLYSPEC_CALLED uint64_t warp_sum(uint64_t value) { return Plus::of_warp(value); }
 POLYSPEC_CALLED uint64_t warp_scan(uint64_t value) { return scan_warp(value).lower; }
 template <int kWarps, class Op>
@@ -209,7 +210,7 @@ class CtaGroup {
   }
   __device__ __forceinline__ uint64_t bin(int bin) const { return shared_.scratch.bins[bin]; }
 
-  // This CTA as a group, whether it is the one that does what one can do alone, and its threads.
+  // This CTA as a group, whether it does the work that one CTA can do alone, and its threads.
   __device__ __forceinline__ CtaGroup alone() const { return *this; }
   __device__ __forceinline__ static constexpr bool leads() { return true; }
   __device__ __forceinline__ static constexpr int cta_size() { return kThreads; }
@@ -256,8 +257,8 @@ class CtaGroup {
   int buffer_ = 0;  // the same in every thread, since reductions are collective
 };
 
-// Called, since filters look for bins in many places. By value, since what is referred to would
-// have to lie in memory.
+// Not inlined, since filters look for bins often. By value, since references would force their
+// objects into memory.
 template <class AnyGroup>
 POLYSPEC_CALLED Bin find_bin(AnyGroup group, uint64_t need) {
   group.assume_shared_memory();

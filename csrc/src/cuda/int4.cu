@@ -1,15 +1,15 @@
-// The product of a few tokens with 4-bit weights on the tensor cores. What follows is the kernel
-// for more than 16 tokens, and for fewer where weights cannot be streamed (int4_stream.cuh):
-// devices without bulk copies, and activations that leave no room.
+// The product of a few tokens with 4-bit weights on the tensor cores. Below is the kernel for more
+// than 16 tokens, and for fewer where weights cannot be streamed (int4_stream.cuh): devices without
+// bulk copies, and activations that leave no room.
 //
 // A CTA has 32 or 64 outputs and all inputs, in eight slices of whole groups. Weights and
 // activations come in chunks of 32 inputs by asynchronous copies, several chunks ahead. Up to 32
-// tokens each of its eight warps has a slice, and a lane copies what it multiplies itself, so that
-// the loop has no barrier. Of more tokens two warps have 32 each and share a slice, whose weights
-// each copies half of: four slices at a time, so that the weights are read once for 64 tokens.
+// tokens each of its eight warps has a slice, and a lane copies its operands itself, so that the
+// loop has no barrier. Of more tokens two warps have 32 each and share a slice, and each copies
+// half of its weights: four slices at a time, so that the weights are read once for 64 tokens.
 //
-// A row of y is summed in this order whatever rows stand beside it: inputs of a slice in ascending
-// chunks, then the slices, 0 to 3 each after the slice four above was added to it.
+// A row of y is summed in this order, with any other rows in the call: inputs of a slice in
+// ascending chunks, then the slices, 0 to 3 each after the slice four above was added to it.
 #include "core/convert.hpp"
 #include "cuda/int4_stream.cuh"
 #include "cuda/launch.cuh"
@@ -38,8 +38,8 @@ constexpr int kStages = kSharers > 1                     ? 3
 
 constexpr int kSums = kWarps / 2;  // a slice and the one four above
 
-// Stages of the slices that are multiplied at the same time, and sums, which take their place when
-// all chunks are read. Sums of slices that were multiplied before have theirs in front.
+// Stages of the slices that are multiplied at the same time, and sums, which reuse their memory
+// when all chunks are read. Sums of slices that were multiplied before come first.
 template <int kTiles, int kTokenTiles, int kSharers>
 struct Int4Shared {
   using Stages = Stage<kTiles, kTokenTiles, kSharers>[kWarps / kSharers]
@@ -57,8 +57,8 @@ struct Int4Shared {
   }
 };
 
-// Adds a warp's sums over a slice, of the upper four, to those over the slice four below, or the
-// other way round.
+// Adds a warp's sums over a slice, of the upper four, to the sums over the slice four below, or
+// vice versa.
 template <int kTiles, int kTokenTiles, int kFragments>
 __device__ __forceinline__ void add_slice(float (&sum)[kFragments][kWarp][4], bool upper,
                                           int sharer, int lane,
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, (kTiles * kTokenTiles <= 2 ? 2 : 1))
     add_slice(shared.sum((slice + 2 * turn) % kSums), slice >= kSums, sharer, lane, y);
     y = {};
   }
-  __syncthreads();  // and the lower ones'
+  __syncthreads();  // the lower slices' sums are written
   write_sums<T>(shared, p, tile, first_of_block);
 }
 
@@ -228,7 +228,7 @@ __device__ __forceinline__ uint32_t scale_of(const Int4PackParams& p, int64_t ou
          static_cast<uint32_t>(core::to_bfloat16(p.zeros[at]).bits) << 16;
 }
 
-// A thread writes 16 bytes. Grid: x over those of a tile, y over tiles.
+// A thread writes 16 bytes. Grid: x over the threads of a tile, y over tiles.
 __global__ void __launch_bounds__(kPackThreads)
     int4_pack_kernel(const __grid_constant__ Int4PackParams p) {
   begin_kernel();

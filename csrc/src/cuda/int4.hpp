@@ -1,4 +1,4 @@
-// The CUDA backend behind polyspec/int4.hpp.
+// The CUDA backend of polyspec/int4.hpp.
 #pragma once
 
 #include "polyspec/int4.hpp"

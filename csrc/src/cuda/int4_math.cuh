@@ -1,8 +1,8 @@
 // The arithmetic of a warp's product with 4-bit weights.
 //
-// A number q becomes 1 + q / 16, which is its bits behind those of 1. A warp sums
+// A number q becomes 1 + q / 16, which is its bits after the bits of 1. A warp sums
 //   u = sum x (1 + q / 16)   and   v = sum x
-// of a group on the tensor cores, v with a matrix of ones, and adds to its outputs
+// of a group on the tensor cores, v with an all-1 matrix, and adds to its outputs
 //   16 scale u + (zero - 24 scale) v  =  sum x ((q - 8) scale + zero).
 // So weights are exact, and a scale is applied once for a group.
 #pragma once
@@ -27,8 +27,8 @@ struct alignas(16) Vector {
 };
 static_assert(sizeof(Vector) == core::kVectorBytes, "16 bytes");
 
-// Numbers of a type behind the bits of 1: a pair of them, and where its upper four bits of a
-// fraction are.
+// Numbers of a type with the bits of 1 before them: a pair, and the offset of the upper four bits
+// of its fraction.
 template <class T>
 struct Bits;
 template <>
@@ -49,14 +49,14 @@ __device__ __forceinline__ uint32_t weights_of(uint32_t word, int i) {
   return masked(left >= 0 ? word << left : word >> -left, Bits<T>::kMask, Bits<T>::kUnits);
 }
 
-// What a lane has of sums over inputs: of two matrices of 16 outputs for each tile.
+// A lane's share of sums over inputs: of two matrices of 16 outputs for each tile.
 template <int kTiles, int kTokenTiles>
 struct Sums {
   float of[2 * kTiles][kTokenTiles][4] = {};
 };
 
-// y += what a group has summed up. `scales`: of each tile, the scale and zero of a lane's outputs
-// g, g + 8, g + 16 and g + 24, a pair of bfloat16 each.
+// y += the sums of a group. `scales`: of each tile, the scale and zero of a lane's outputs g, g +
+// 8, g + 16 and g + 24, a pair of bfloat16 each.
 template <int kTiles, int kTokenTiles>
 __device__ __forceinline__ void add_group(Sums<kTiles, kTokenTiles>& y,
                                           const Sums<kTiles, kTokenTiles>& group,
@@ -105,7 +105,7 @@ __device__ __forceinline__ void multiply_chunk(const Vector (&packed)[kTiles],
   }
 }
 
-// And to the sums of activations: those of tokens 2c and 2c + 1, and once more.
+// And to the sums of activations: of tokens 2c and 2c + 1, and once more.
 template <class T, int kTokenTiles>
 __device__ __forceinline__ void add_chunk(const Vector (&x)[kTokenTiles],
                                           float (&of_x)[kTokenTiles][4]) {

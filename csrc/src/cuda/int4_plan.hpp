@@ -15,7 +15,7 @@ struct Int4Plan {
 constexpr int kStreamWarps = 8;
 constexpr int kMostStages = 32;
 constexpr int kPairShift = 2;  // groups of 128 inputs are copied two at a time
-// What hides the latency of memory: bytes of weights under way on a multiprocessor.
+// Bytes of weights in flight on a multiprocessor that hide the latency of memory.
 constexpr int64_t kBytesUnderWay = 128 * 1024;
 
 // Shared memory before the activations: sums of two tiles, and barriers.
@@ -23,7 +23,7 @@ constexpr int64_t stream_fixed_bytes(int token_tiles) {
   return 2 * kStreamWarps * 2 * token_tiles * 512 + kStreamWarps * kMostStages * 8;
 }
 
-// `forced`: the CTAs of a cluster; 0: as few as leave kBytesUnderWay, or those that leave most.
+// `forced`: the CTAs of a cluster; 0: as few as leave kBytesUnderWay, or as leave most.
 inline Int4Plan int4_plan(const Int4Shape& shape, int token_tiles, int64_t shared_memory,
                           int forced = 0) {
   const core::Int4Tiles of(shape);

@@ -3,10 +3,10 @@
 //
 // A CTA for each multiprocessor, or a cluster of CTAs, takes tiles of 32 outputs one after the
 // other. Its warps have a slice of the inputs each; in a cluster of n CTAs each has 8 / n slices,
-// of n tiles at the same time. A warp brings groups of weights into a ring of its own, whole groups
-// by bulk copies, which go on to the next tile before this one is summed. The activations of the
-// CTA's slices lie in shared memory once. Sums of two tiles lie side by side, so that a tile has
-// one barrier.
+// of n tiles at the same time. A warp copies groups of weights into its ring, whole groups by bulk
+// copies, which go on to the next tile before this one is summed. The activations of the CTA's
+// slices lie in shared memory once. Sums of two tiles lie side by side, so that a tile has one
+// barrier.
 #pragma once
 
 #include "core/convert.hpp"
@@ -16,7 +16,7 @@
 
 namespace polyspec::cuda {
 
-// Behind it lie the activations, then the rings.
+// After it lie the activations, then the rings.
 template <int kTokenTiles>
 struct StreamShared {
   using Sum = float[kWarp][4];
@@ -29,12 +29,12 @@ struct alignas(8) XSums {
 };
 
 // A warp's ring of stages, in the order of its products: the groups of a slice, `kGroups` a stage
-// or what is left of them, tile after tile.
+// or the rest of them, tile after tile.
 template <int kGroups>
 class GroupRing {
  public:
-  // Before `next` comes a barrier of the CTA. `from`: the first group; behind the last of `groups`
-  // the next one lies `jump` bytes further.
+  // Before `next` comes a barrier of the CTA. `from`: the first group; after the last of `groups`
+  // the next group lies `jump` bytes further.
   __device__ __forceinline__ GroupRing(unsigned char* ring, CopyBarrier* full, int stages,
                                        unsigned bytes, const unsigned char* from, int groups,
                                        int64_t jump, int tiles)
@@ -63,7 +63,7 @@ class GroupRing {
     wait_for_phase(barrier_, parity_);
     return at_;
   }
-  // Its place is for the groups `stages` further.
+  // Its memory is for the groups `stages` further.
   __device__ __forceinline__ void release() {
     __syncwarp();  // all lanes have read the stage
     load(at_, barrier_);
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         shared.sums[turn][warp][f][lane][j] = y.of[f / kTokenTiles][f % kTokenTiles][j];
     }
     if (ctas == 1) {
-      __syncthreads();  // the sums are there, and those of the tile before last are read
+      __syncthreads();  // the sums are written, and the sums of the tile before last are read
     } else {
       __cluster_barrier_arrive();
       __cluster_barrier_wait();

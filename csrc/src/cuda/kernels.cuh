@@ -4,7 +4,7 @@
 // so later rows are not read. The group is a CTA before sm_90; later it is a cluster of one or more
 // CTAs, as launched, over which each row is spread. Everything happens in one launch: no workspace,
 // nothing to clear, no value read on the host, so a launch can be captured in a CUDA graph.
-// Parameters travel by value; what their pointers lead to is read when the kernel runs.
+// Parameters travel by value; the memory that they point to is read when the kernel runs.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   });
 }
 
-// A workspace: tickets, and behind them what is recorded of each row.
+// A workspace: tickets, then the record of each row.
 template <class Tickets, class Record>
 struct Workspace {
   static_assert(sizeof(Tickets) <= kTicketBytes, "the workspace has room for the tickets");
@@ -85,7 +85,7 @@ struct Workspace {
         records(reinterpret_cast<Record*>(static_cast<char*>(memory) + kTicketBytes)) {}
 };
 
-// Groups that take rows; whoever completes a block verifies it.
+// Groups that take rows; the group that completes a block verifies it.
 template <class T, Rule rule, Requests kind, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     rows_kernel(const __grid_constant__ VerifyParams params) {
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_prerequisites();
   group.sync();
   const bool at_once = params.workspace != nullptr;
-  const int64_t rows = at_once ? params.nodes + 1 : 1;  // that have groups of their own
+  const int64_t rows = at_once ? params.nodes + 1 : 1;  // with one group each
   const int64_t groups = gridDim.x / group.ctas();
   const Workspace<unsigned[kMostRecords], core::Step> workspace(params.workspace);
   for (int64_t row = blockIdx.x / group.ctas(); row < params.batch * rows; row += groups) {

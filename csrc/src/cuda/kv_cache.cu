@@ -1,4 +1,4 @@
-// The cache operators on CUDA, each one launch. What a thread does is written in kv_index.hpp and
+// The cache operators on CUDA, each one launch. The work of a thread is written in kv_index.hpp and
 // kv_pages.hpp, where the CPU tests reach it; here is only how threads are laid over rows, heads
 // and lanes.
 //

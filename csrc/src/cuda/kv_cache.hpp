@@ -1,4 +1,4 @@
-// The CUDA backend behind the operators of polyspec/kv_cache.hpp.
+// The CUDA backend of the operators of polyspec/kv_cache.hpp.
 #pragma once
 
 #include "polyspec/kv_cache.hpp"

@@ -1,10 +1,10 @@
 // One row of a tree per group, and the group that comes last walks down the tree by the rows'
 // steps.
 //
-// The groups of a request count themselves with an atomic ticket. Whoever draws the last one knows
-// that all rows are recorded; the same addition puts the ticket back to zero for the next call.
-// Nobody waits for anybody, so the groups need not run at the same time, and nothing has to be
-// cleared between calls.
+// The groups of a request count themselves with an atomic ticket. The group that draws the last
+// ticket knows that all rows are recorded; the same addition puts the ticket back to zero for the
+// next call. No group waits for another, so the groups need not run at the same time, and nothing
+// has to be cleared between calls.
 #pragma once
 
 #include "core/verify_tree_request.hpp"
@@ -18,15 +18,15 @@ template <class Group>
 __device__ __forceinline__ bool comes_last(Group& group, unsigned* ticket, unsigned others) {
   uint64_t last = 0;
   if (group.rank() == 0) {
-    __threadfence();  // the record is seen by whoever sees the ticket taken
+    __threadfence();  // a group that sees the ticket taken sees the record
     last = atomicInc(ticket, others) == others ? 1 : 0;  // which follows `others` with 0
-    __threadfence();  // and what others recorded is seen after their tickets
+    __threadfence();  // and other groups' records are seen after their tickets
   }
   return group.sum(last) != 0;
 }
 
-// Nodes above a row of a tree whose parents are sound; -1 where the row is not one, or deeper than
-// a path may be.
+// Nodes above a row of a tree with valid parents; -1 where the row is not in the tree, or deeper
+// than a path may be.
 template <class T, Requests kind>
 __device__ __forceinline__ int64_t depth_of(const Tree<T, kind>& tree, int64_t row) {
   if (row > tree.count) return -1;

@@ -15,8 +15,8 @@ namespace polyspec::cuda {
 
 constexpr int kMostDevices = 64;
 
-// What launches ask of the current device, found out once per device. `clusters` is false where the
-// attribute cannot be read.
+// Properties of the current device for launches, queried once per device. `clusters` is false where
+// the attribute cannot be read.
 struct DeviceShape {
   int device = 0;
   int multiprocessors = 0;
@@ -25,7 +25,7 @@ struct DeviceShape {
 };
 DeviceShape current_device();
 
-// In place of launch_shape.hpp's choices, for tests (force_shape); 0 and -1: none.
+// Instead of launch_shape.hpp's choices, for tests (force_shape); 0 and -1: none.
 extern std::atomic<int> forced_ctas;
 extern std::atomic<int> forced_groups;
 extern std::atomic<int> forced_memory;  // 0: none
@@ -125,7 +125,7 @@ cudaError_t launch(int64_t groups, int threads, const Params& params, const Stre
   return launch_kernel(kernel, GroupLaunch(groups, 1, threads, stream.cuda).config(), params);
 }
 
-// f(an integral_constant of the requests): launches what is compiled for them.
+// f(an integral_constant of the requests): launches the kernel compiled for them.
 template <class F>
 cudaError_t with_requests(Requests requests, const F& f) {
   if (requests == Requests::kGreedy)
@@ -164,11 +164,11 @@ cudaError_t launch_rule(const VerifyParams& params, const Stream& stream) {
   return launch<verify_kernel<T, rule, kind, kThreads>>(params.batch, kThreads, params, stream);
 }
 
-// The kernels of one element type, each in a file of its own: verify_<type>.cu. Greedy requests
-// come to the same under both rules.
+// The kernels of one element type, each in a separate file: verify_<type>.cu. Greedy requests give
+// the same under both rules.
 template <class T>
 cudaError_t launch_verify_kernel(const VerifyParams& params, const Stream& stream) {
-  // A kernel of its own, for both rules and requests of any kind.
+  // A separate kernel, for both rules and requests of any kind.
   if (params.allowed != nullptr)
     return launch_rule<core::Masked<T>, Rule::kBlock, Requests::kAny>(params, stream);
   const bool typed = params.draft_logits == nullptr || params.draft_dtype == core::kDTypeOf<T>;

@@ -1,5 +1,5 @@
-// The CUDA backend behind polyspec::sample and polyspec::verify. Without POLYSPEC_CUDA stub.cpp
-// answers kUnsupported.
+// The CUDA backend of polyspec::sample and polyspec::verify. Without POLYSPEC_CUDA stub.cpp answers
+// kUnsupported.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ bool is_capturing(const Stream& stream);
 bool available();
 
 // From now on a group has this many CTAs, 1, 2, 4 or 8, and where there is a workspace so many
-// groups at most share the rows of blocks out, whatever the batch, and trees have one for each row;
+// groups at most share the rows of blocks out, for any batch, and trees have one for each row;
 // `groups` 0: each request has a group that walks. 0 and -1: the backend chooses. For tests and
 // measurements. Results do not depend on it.
 // A cluster that cannot be launched is then an error. `shared_memory`: bytes that the device gives

@@ -32,7 +32,7 @@ using core::Requests;
 // thread the registers it wants, so that nothing spills: four schedulers share 65536 evenly.
 constexpr int kSampleThreads = POLYSPEC_SAMPLE_THREADS;  // 168 registers
 constexpr int kVerifyThreads = POLYSPEC_VERIFY_THREADS;  // 168, for the token rule
-// 255, for what sums residuals: the block rule, trees.
+// 255, for kernels that sum residuals: the block rule, trees.
 constexpr int kResidualThreads = POLYSPEC_RESIDUAL_THREADS;
 
 // Tokens that a CTA can keep in shared memory while it filters a row.
@@ -67,9 +67,9 @@ inline bool has_room(int64_t batch, int64_t rows) {
 }
 
 // How many groups share the rows of a verification out, the last row of a block included; 0: each
-// request has a group that walks. A walk takes its rows one after the other, and the longest is
-// waited for; what is shared out ends together, but some rows are read that a rejection in front of
-// them makes vain, and each takes a ticket.
+// request has a group that walks. A walk takes its rows one after the other, and the call waits for
+// the longest walk; shared rows end together, but some are read in vain after a rejection, and each
+// takes a ticket.
 struct RowGroups {
   int64_t groups;
   int ctas;  // of each
@@ -106,7 +106,7 @@ inline bool tree_rows_at_once(int64_t batch, int64_t rows, int64_t depth, int64_
   return 2 * of_walk <= (depth + 2) * of_row;
 }
 
-// What a call's values on the host tell of its requests. `typed`: draft rows have the target's
+// The kind of a call's requests, by its values on the host. `typed`: draft rows have the target's
 // type.
 inline Requests requests_of(const SamplingParams& sampling, bool typed) {
   const auto all = [](const auto& parameter, auto value) {

@@ -1,4 +1,4 @@
-// What a decoder layer computes between its products, on CUDA, each one launch: the values of
+// The operators of a decoder layer between its products, on CUDA, each one launch: the values of
 // core/layer_math.hpp, and sums of squares in the CPU's order.
 //
 // A few tokens of a layer are some kilobytes, so these kernels are bound by latency: a token is a
@@ -30,8 +30,8 @@ struct SumsShared {
   float squares[kMost];
 };
 
-// Adds `count` squares to the lanes of a sum: lane l has every 16th from l on, one behind the
-// other, as cpu/layer.cpp adds them up. `lane` is what the lane has so far.
+// Adds `count` squares to the lanes of a sum: lane l has every 16th from l on, one after the other,
+// as cpu/layer.cpp adds them up. `lane` is the lane's sum so far.
 template <int64_t kMost>
 __device__ __forceinline__ float add_squares(const SumsShared<kMost>& shared, int count,
                                              float lane) {
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kNormThreads, 1)
     }
     return;
   }
-  // A thread reads what it has written itself.
+  // A thread reads its writes only.
   const T* const h = residual == nullptr ? x : sum;
   POLYSPEC_ROLLED
   for (int64_t i = threadIdx.x; i < n; i += kNormThreads)
@@ -146,8 +146,8 @@ struct Head {
   }
 };
 
-// What CTA (number, head) does: `head` counts those of queries, keys and values, `to` is where it
-// goes; nullptr: nowhere.
+// The work of CTA (number, head): `head` counts the heads of queries, keys and values, `to` is the
+// output; nullptr: none.
 template <class T>
 __device__ __forceinline__ void split_head(HeadShared& shared, const RotaryParams& p,
                                            int64_t number, int64_t head, T* to) {

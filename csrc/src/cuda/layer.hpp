@@ -1,4 +1,4 @@
-// The CUDA backend behind polyspec/layer.hpp.
+// The CUDA backend of polyspec/layer.hpp.
 #pragma once
 
 #include "polyspec/layer.hpp"

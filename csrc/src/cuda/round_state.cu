@@ -1,5 +1,5 @@
-// State rows on CUDA: one thread per row. A row is a few dozen integers, so these kernels are as
-// long as a launch, whatever the batch; what they save is a host synchronisation.
+// State rows on CUDA: one thread per row. A row is a few dozen integers, so these kernels take as
+// long as a launch, for any batch; they save a host synchronisation.
 #include "core/schedule_row.hpp"
 #include "cuda/round_state.hpp"
 #include "cuda/runtime.cuh"

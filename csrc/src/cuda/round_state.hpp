@@ -1,4 +1,4 @@
-// The CUDA backend behind polyspec/round_state.hpp.
+// The CUDA backend of polyspec/round_state.hpp.
 #pragma once
 
 #include "polyspec/round_state.hpp"

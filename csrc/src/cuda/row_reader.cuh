@@ -1,11 +1,11 @@
-// Rows read in vectors of 16 bytes: the CUDA backend's loops over a row's logits, in place of the
-// element by element ones of distribution.hpp, select.hpp and tiles.hpp (overload resolution
-// prefers these for rows whose type is known).
+// Rows read in vectors of 16 bytes: the CUDA backend's loops over a row's logits, instead of the
+// loops element by element of distribution.hpp, select.hpp and tiles.hpp (overload resolution
+// prefers these loops for rows of a known type).
 //
 // Rows begin anywhere, so a row, or each tile where tiles are summed, is read as a head up to the
 // first 16-byte boundary, whole vectors, and a tail. A warp takes 128 vectors at a time, which of
 // 16 bits are a tile: each multiprocessor reads nearly the same part of a row in every pass, and a
-// CTA alone finds some of it in its own cache (a cluster's barriers empty that cache, so its second
+// CTA alone finds some of it in its cache (a cluster's barriers empty that cache, so its second
 // pass comes from L2). Nothing is added up but integers, so the order does not show.
 #pragma once
 
@@ -43,8 +43,8 @@ POLYSPEC_FN float element(const Words& words, int j) {
 template <int kWidth>
 struct VectorSplit {
   int head;     // elements before the first vector
-  int vectors;  // whole ones
-  int ends;     // elements before the first and behind the last vector
+  int vectors;  // whole vectors
+  int ends;     // elements before the first and after the last vector
 
   POLYSPEC_FN VectorSplit(uint64_t element, int n) {
     head = static_cast<int>((kWidth - element % kWidth) % kWidth);
@@ -56,7 +56,7 @@ struct VectorSplit {
     ends += vectors * kWidth;
     vectors = 0;
   }
-  // First element of vector v; element number e of those in no vector.
+  // First element of vector v; element number e of the elements in no vector.
   POLYSPEC_FN int vector_at(int v) const { return head + v * kWidth; }
   POLYSPEC_FN int end_at(int e) const { return e < head ? e : vectors * kWidth + e; }
 };
@@ -77,7 +77,7 @@ constexpr uint32_t kLowest = std::is_same_v<Plain<T>, float>      ? 0xff800000u
                              : std::is_same_v<Plain<T>, BFloat16> ? 0xff80ff80u
                                                                   : 0xfc00fc00u;
 
-// A vector whose first element is element i of a masked row, with -inf for forbidden ids.
+// A vector from element i of a masked row on, with -inf for forbidden ids.
 template <class T>
 POLYSPEC_FN Words allowed_words(const Row<Masked<T>>& row, int64_t i, Words words) {
   constexpr int kWidth = 16 / sizeof(T);
@@ -94,10 +94,10 @@ POLYSPEC_FN Words allowed_words(const Row<Masked<T>>& row, int64_t i, Words word
 
 // Goes over this worker's share of the less than 2^31 elements in [begin, end): together the
 // workers cover each once. on_vectors(at, step, is_there, words) gets kAhead vectors, the first at
-// element `at`, each `step` elements behind the one before. Vectors of which is_there(number) does
-// not hold are behind the row, all kLowest. on_element(i, row[i]) gets what is in no vector. kAhead
-// vectors are loaded before the first is used: where the loads are all that takes time, enough of
-// them have to be under way.
+// element `at`, each `step` elements after the previous. Vectors with is_there(number) false are
+// past the row, all kLowest. on_element(i, row[i]) gets the elements in no vector. kAhead vectors
+// are loaded before the first is used: where only the loads take time, enough of them have to be in
+// flight.
 template <int kAhead, class T, class OnVectors, class OnElement>
 POLYSPEC_FN void visit_vectors(const Row<T>& row, int64_t begin, int64_t end, const Worker& worker,
                                const OnVectors& on_vectors, const OnElement& on_element) {
@@ -233,7 +233,7 @@ POLYSPEC_FN void visit_from(const Row<T>& row, const Worker& worker, float bound
       each);
 }
 
-// A NaN stays one whatever it is compared with.
+// A NaN stays NaN in every comparison.
 template <class T>
 POLYSPEC_CALLED int32_t largest_order_of(Row<T> row, Worker worker) {
   assume_global(row.data);
@@ -300,7 +300,7 @@ POLYSPEC_FN uint32_t upper_keys(uint32_t word) {
 #endif
 }
 
-// Two logits at a time, whose keys' lower halves tell nothing.
+// Two logits at a time; the lower halves of their keys carry no information.
 template <int kAhead>
 POLYSPEC_FN void count_pairs(const Row<BFloat16>& row, const Digit& digit, const Worker& worker,
                              uint64_t* bins) {
@@ -344,7 +344,7 @@ POLYSPEC_FN void count_digit(Group& group, const Row<T>& row, const Weight& weig
   count_digit_of<kAhead>(row, weight, digit, worker_of(group), group.bins());
 }
 
-// Not inlined: a kernel sums masses in many places, and each copy of the loop takes 10 KB.
+// Not inlined: a kernel sums masses often, and each copy of the loop takes 10 KB.
 template <class T, bool kFiltered>
 POLYSPEC_CALLED uint64_t mass_of_span(TokenMass<Row<T>, kFiltered> weight, int lane, int lanes) {
   const Worker worker{lane, lanes};
@@ -358,7 +358,7 @@ POLYSPEC_CALLED uint64_t mass_of_span(TokenMass<Row<T>, kFiltered> weight, int l
     const auto add = [&](float z) { sum += weight.unfiltered(z); };
     visit_vectors<kAhead>(
         weight.row, 0, weight.row.n, worker,
-        [&](int64_t, int, const auto&, const Words* words) {  // what is not there has no mass
+        [&](int64_t, int, const auto&, const Words* words) {  // missing elements have no mass
           POLYSPEC_UNROLL
           for (int u = 0; u < kAhead; ++u) {
             POLYSPEC_UNROLL
@@ -386,7 +386,7 @@ POLYSPEC_FN uint64_t run_mass(const TokenMass<Row<T>, kFiltered>& weight, int64_
   return mass_of_span(run, 0, 1);
 }
 
-// Called, since kernels pick in many places.
+// Not inlined, since kernels pick often.
 template <class T, bool kFiltered>
 POLYSPEC_CALLED int64_t pick_of(TokenMass<Row<T>, kFiltered> weight, const uint64_t* tiles,
                                 uint64_t target) {
@@ -398,7 +398,7 @@ POLYSPEC_FN int64_t team_pick(Group& group, int64_t, const TokenMass<Row<T>, kFi
   return pick_of(weight, group.scratch().tiles, target);
 }
 
-// trunc(max(left, 0)), below 2^63; a device's conversion takes what is negative for 0.
+// trunc(max(left, 0)), below 2^63; a device's conversion turns negative numbers into 0.
 POLYSPEC_FN uint64_t whole_part(double left) {
 #ifdef __CUDACC__
   return __double2ull_rz(left);
@@ -422,7 +422,7 @@ POLYSPEC_FN uint64_t both_masses(const ResidualWeight<T, kind>& weight, int64_t 
                             static_cast<int>(end - begin));
   if (((reinterpret_cast<uintptr_t>(p) ^ reinterpret_cast<uintptr_t>(q)) & 15) != 0)
     split.use_none();
-  // The unit is a power of two, so that it does not matter what is scaled by it.
+  // The unit is a power of two, so that either factor can be scaled by it.
   const double p_scale = weight.p_scale * weight.unit;
   const double q_scale = weight.q_scale * weight.unit;
   const TokenMass<Row<T>, Filter<kind>::kMayCut> q_mass{
@@ -452,7 +452,7 @@ POLYSPEC_FN uint64_t lane_mass(Group& group, const ResidualWeight<T, kind>& weig
                                int64_t end) {
   float bound = weight.p.threshold;
   if constexpr (kIsMasked<T>) {
-    bound = bound > -kLargest ? bound : -kLargest;  // skip what is forbidden, which has no mass
+    bound = bound > -kLargest ? bound : -kLargest;  // skip forbidden ids, which have no mass
   } else if (weight.proposed < 0 && weight.target_to_draft == nullptr &&
              end <= weight.draft_vocab && is_row<T>(weight.q.row) && bound == -kInfinity) {
     return both_masses(weight, begin, end, group.lane(), group.lanes());
@@ -469,7 +469,8 @@ POLYSPEC_FN uint64_t lane_mass(Group& group, const ResidualWeight<T, kind>& weig
   return sum;
 }
 
-// Called, as bins are found. Whoever calls it needs the weight no more, which takes many registers.
+// Not inlined, like the search for bins. The caller no longer needs the weight, which takes many
+// registers.
 template <class Group, class Weight>
 POLYSPEC_CALLED Drawn residual_pass(Group group, Weight weight, bool wanted, uint64_t bits) {
   group.assume_shared_memory();

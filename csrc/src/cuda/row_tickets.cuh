@@ -1,12 +1,12 @@
 // The rows of a batch's blocks, shared out among groups: each takes one row after the other, the
-// first rows of all requests before the second ones, and the group that completes what counts of a
-// request verifies it (known_rows.hpp).
+// first rows of all requests before the second rows, and the group that completes the rows that
+// count of a request verifies it (known_rows.hpp).
 //
-// A request has a word of marks: a bit for each row that is recorded, and above those one for each
-// at which a walk ends. All that counts are the rows up to the first end, so whoever sets the bit
-// that completes them verifies; rows behind an end are passed over. Nobody waits for anybody, so
-// the groups need not run at the same time. Whoever leaves last puts all words back to zero for the
-// next call.
+// A request has a word of marks: a bit for each row that is recorded, and above these a bit for
+// each row at which a walk ends. Only the rows up to the first end count, so the group that sets
+// the bit that completes them verifies; rows after an end are skipped. No group waits for another,
+// so the groups need not run at the same time. The last group to leave resets all words to zero for
+// the next call.
 #pragma once
 
 #include "core/known_rows.hpp"
@@ -18,7 +18,7 @@ namespace polyspec::POLYSPEC_CORE {
 // The beginning of a workspace: zeros between calls.
 struct RowTickets {
   uint64_t marks[polyspec::cuda::kMostRecords];  // by request
-  unsigned taken;                                // rows, beside the first of each group
+  unsigned taken;                                // rows, without the first of each group
   unsigned left;                                 // groups that are through
 };
 
@@ -35,8 +35,8 @@ __device__ __forceinline__ bool completed(uint64_t marks) {
   return ends != 0 && (marks & counting) == counting;
 }
 
-// The next row, counted as `rows_of_batch` are, that somebody may still want; as many if there is
-// none. One thread's.
+// The next row, counted as `rows_of_batch` are, that a group may still need; their number if there
+// is none. By one thread.
 __device__ __forceinline__ int64_t next_row(RowTickets* tickets, int64_t groups, int64_t batch,
                                             int64_t rows_of_batch) {
   while (groups < rows_of_batch) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ int64_t next_row(RowTickets* tickets, int64_t groups,
   return rows_of_batch;
 }
 
-// What group number `index` of `groups` does of a batch. records: [b, k+1]. Collective.
+// The share of group number `index` of `groups` in a batch. records: [b, k+1]. Collective.
 template <class T, Requests kind, class Rules, class Group>
 __device__ __forceinline__ void verify_rows(Group& group, const VerifyParams& params, int64_t index,
                                             int64_t groups, RowTickets* tickets,
@@ -64,10 +64,10 @@ __device__ __forceinline__ void verify_rows(Group& group, const VerifyParams& pa
     const bool ends = record_row<T, kind, Rules>(group, params, request, i, &recorded[i]);
     uint64_t told = 0;  // the next row, and whether this one completes the request
     if (group.rank() == 0) {
-      __threadfence();  // the record is seen by whoever sees the mark
+      __threadfence();  // the record is visible to a group that sees the mark
       const uint64_t mine = marks_of(i, ends);
       const uint64_t before = add_marks(&tickets->marks[request], mine);
-      __threadfence();  // and what others recorded is seen after their marks
+      __threadfence();  // and other groups' records are seen after their marks
       const bool last = !completed(before) && completed(before | mine);
       told = static_cast<uint64_t>(next_row(tickets, groups, params.batch, all)) << 1 |
              static_cast<uint64_t>(last);
@@ -77,10 +77,10 @@ __device__ __forceinline__ void verify_rows(Group& group, const VerifyParams& pa
     if ((told & 1) == 0) continue;
     KnownRows<Group> known(group, recorded, i);
     verify_request<T, kind, Rules>(known, params, request);
-    group.sync();  // it goes on in buffers of its own
+    group.sync();  // it goes on in separate buffers
   }
   if (group.rank() != 0) return;
-  __threadfence();  // all marks are made, and asked for
+  __threadfence();  // all marks are set, and read
   const unsigned others = static_cast<unsigned>(groups - 1);
   if (atomicInc(&tickets->left, others) != others) return;
   __threadfence();

@@ -1,5 +1,5 @@
-// What the CUDA sources ask of the CUDA runtime and its language, so that csrc/tests/cuda_on_cpu
-// can stand in for both: shared memory by name, and launches that know their kernel's parameters.
+// The CUDA sources' interface to the CUDA runtime and language, so that csrc/tests/cuda_on_cpu can
+// replace both: shared memory by name, and launches that know their kernel's parameters.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,8 +29,8 @@ inline Result result_of(cudaError_t error) {
 // Dependent launch (sm_90): a kernel may begin when all CTAs of the kernel before it in its stream
 // have called launch_dependents or ended. Until wait_for_prerequisites returns it touches nothing
 // that an earlier kernel reads or writes, tickets and workspaces included; then all earlier kernels
-// have ended, since each of them has waited for those before it. Every kernel that launch_kernel
-// launches waits, in all of its threads.
+// have ended, since each of them has waited for the kernels before it. Every kernel that
+// launch_kernel launches waits, in all of its threads.
 __device__ __forceinline__ void launch_dependents() {
 #ifndef __CUDACC__
   stand_in::launch_dependents();
@@ -62,8 +62,8 @@ __device__ __forceinline__ void begin_kernel() {
 // be read before the wait. POLYSPEC_DEPENDENT_LAUNCH=0 in the environment turns it off.
 bool is_dependent(CUstream_st* stream);
 
-// The one place where kernels are launched. The error, if there is one, is this launch's own and is
-// not left behind for the next caller of cudaGetLastError.
+// The only function that launches kernels. The error, if any, is this launch's and is not left for
+// the next caller of cudaGetLastError.
 template <class... Params, class... Args>
 cudaError_t launch_kernel(void (*kernel)(Params...), cudaLaunchConfig_t config,
                           const Args&... args) {

@@ -1,4 +1,4 @@
-// Stands in for the CUDA backend in a build without it.
+// Replaces the CUDA backend in a build without it.
 #include "cuda/attention.hpp"
 #include "cuda/capture.hpp"
 #include "cuda/int4.hpp"

@@ -62,7 +62,7 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, unsigned 
 #endif
 }
 
-// What this thread has begun to copy since the last call is a batch, of nothing even.
+// The copies that this thread has begun since the last call form a batch, even an empty one.
 __device__ __forceinline__ void end_batch() {
 #ifdef __CUDACC__
   asm volatile("cp.async.commit_group;" ::: "memory");

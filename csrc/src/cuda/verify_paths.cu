@@ -1,5 +1,5 @@
 // The block rule of polyspec::verify_tree on CUDA: the kernels for all element types. Rows depend
-// on those above them, so that a group walks and a workspace is of no use.
+// on the rows above them, so that a group walks and a workspace is of no use.
 #include "cuda/launch.cuh"
 #include "cuda/paths_kernel.cuh"
 

@@ -70,12 +70,12 @@ void AdaptivePolicy::observe(const RoundReport& report) {
   told_ = told_ || report.num_steps > 0;
 }
 
-// Writes windows to measure with, where times of such a batch are still to be had. What passes cost
-// may rule speculation out, and is then better known before wide ones were tried. In a batch one
+// Writes windows to measure with, where times of this batch are still missing. The cost of passes
+// may rule speculation out, and should then be known before wide passes are tried. In a batch one
 // row drafts first, so that the levels below do not read every prompt for a trial.
 bool AdaptivePolicy::measuring(int64_t batch, int64_t* windows) {
   if (!by_times()) return false;
-  if (told_ && times_.at(1, batch).seconds(0) <= 0) return false;  // nobody measures
+  if (told_ && times_.at(1, batch).seconds(0) <= 0) return false;  // no measurement
   if (!told_ || !times_.known(1, batch)) {
     settled_ = sampled_ = false;
     plain(windows);
@@ -118,7 +118,7 @@ void AdaptivePolicy::check(const RoundReport& report) const {
 
 void AdaptivePolicy::forget_row(int64_t row) {
   check_row(row);
-  // What a policy holds of the row itself is made anew when its next text begins.
+  // The policy's state of the row is reset when its next text begins.
   if (static_cast<size_t>(row) < rows_.size()) rows_[static_cast<size_t>(row)] = Row{};
 }
 
@@ -126,7 +126,7 @@ AdaptivePolicy::Over AdaptivePolicy::told_of(const Row& row, const RoundReport& 
   Over over{1, report.num_tokens, row.windows[0] > 0 ? 1 : 0, 0, catch_up(report)};
   for (int64_t i = 0; i < report.num_steps; ++i) {
     const StepReport& step = report.steps[i];
-    // Medians, on both sides of the comparison: one slow step is not what such a step costs.
+    // Medians, on both sides of the comparison: one slow step does not show the cost of a step.
     if (!catches_up(step) && step.seconds > 0) {
       over.seconds += times_.at(step.level, step.batch).measured(step.width);
     }
@@ -150,7 +150,7 @@ void AdaptivePolicy::account(Unit& unit, const Over& over) {
 // Whether the windows need not be chosen; writes them.
 bool AdaptivePolicy::decided(Unit& unit, int64_t* windows) {
   if (!options_.guard) return false;
-  // What plain decoding costs must be known, and has to be looked at again now and then.
+  // The cost of plain decoding must be known, and measured again now and then.
   constexpr int64_t kSettled = 2;
   const WidthTimes& target = times_.at(1, unit.batch);
   const bool look =
@@ -161,7 +161,7 @@ bool AdaptivePolicy::decided(Unit& unit, int64_t* windows) {
   return true;
 }
 
-// The first report of a batch's turn. What all rows did in the round that is over is known when the
+// The first report of a batch's turn. The outcome of all rows in the last round is known when the
 // turn ends: it counts in the next.
 void AdaptivePolicy::begin_turn(const RoundReport& report, bool begins) {
   const Over over = turn_.over;
@@ -185,7 +185,7 @@ void AdaptivePolicy::begin_turn(const RoundReport& report, bool begins) {
   const bool some = options_.guard && together_.guard.trial();
   bool done = decided(together_, turn_.first.data());
   if (done && turn_.first[0] > 0 && !turn_.sample && !some && unread_ > options_.guard_loss) {
-    done = false;  // too much to read for a measurement: what one row has shown decides
+    done = false;  // too much to read for a measurement: the times of one row decide
   }
   turn_.free = !done && !by_times();
   if (!done && by_times()) {

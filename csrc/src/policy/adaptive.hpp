@@ -1,4 +1,4 @@
-// What all policies share: rows, times, the fall-back to plain decoding.
+// The base of all policies: rows, times, the fall-back to plain decoding.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +28,11 @@ class AdaptivePolicy : public WindowPolicy {
   const std::vector<int64_t>& windows_of(int64_t row) const {
     return rows_[static_cast<size_t>(row)].windows;
   }
-  // What is chosen for: one row, or all that share a batch's steps. A step takes as long as its
-  // widest row wants, so a row with fewer tokens than its neighbours gains nothing.
+  // The subject of a choice: one row, or all that share a batch's steps. A step takes as long as
+  // its widest row wants, so a row with fewer tokens than its neighbours gains nothing.
   struct Choice {
     const std::vector<int64_t>& rows;
-    int64_t batch;                    // rows of a step, whose times count
+    int64_t batch;                    // rows of a step, with its times
     bool some;                        // at least one token, please
     const std::vector<int64_t>& now;  // windows in use
   };
@@ -56,7 +56,7 @@ class AdaptivePolicy : public WindowPolicy {
     int64_t drafted = 0;  // rows with a window
     double seconds = 0, catch_up = 0;
   };
-  // One row, or all that share a batch's steps: what decides between plain decoding and windows.
+  // One row, or all that share a batch's steps: decides between plain decoding and windows.
   struct Unit {
     Guard guard;
     std::vector<int64_t> windows;  // of the round that is over; of rows that differ, the first's
@@ -64,16 +64,16 @@ class AdaptivePolicy : public WindowPolicy {
     int64_t batch = 1;
   };
   struct Row : Unit {
-    int64_t turn = 0;  // of the batch in which it was told of last
+    int64_t turn = 0;  // of the batch that reported it last
     bool shared = false;
   };
-  // The turn of a batch: its rows are told of one after another, and the first is answered for all.
+  // The turn of a batch: its rows are reported one after another, the first decides for all.
   struct Turn {
     int64_t number = 0;
     int64_t left = 0;            // reports to come
     bool free = false;           // rows choose for themselves
     bool sample = false;         // only the first row drafts
-    Over over;                   // of the rows told of in this turn
+    Over over;                   // of the rows reported in this turn
     std::vector<int64_t> rows;   // these
     std::vector<int64_t> first;  // the windows that were decided
   };
@@ -93,11 +93,11 @@ class AdaptivePolicy : public WindowPolicy {
   std::vector<Row> rows_;
   Unit together_;  // the rows of a batch
   Turn turn_;
-  Guard latest_;          // of the unit that was told of last: a new one goes on from there
+  Guard latest_;          // of the unit reported last: a new unit goes on from there
   bool told_ = false;     // of a round
-  bool settled_ = false;  // plain decoding was timed behind the first rounds, which are slower
+  bool settled_ = false;  // plain decoding was timed after the first rounds, which are slower
   bool sampled_ = false;  // one row of a batch of about this size has drafted
-  double unread_ = 0;     // passes that the other rows would take to read what they have missed
+  double unread_ = 0;     // passes for the other rows to read their unread tokens
 };
 
 std::unique_ptr<WindowPolicy> make_fixed(PolicyOptions options);
@@ -110,7 +110,7 @@ std::unique_ptr<WindowPolicy> make_joint(PolicyOptions options);
 // Whether a step's time passed while its level read tokens that it had missed.
 inline bool catches_up(const StepReport& step) { return step.repeated && step.batch == 1; }
 
-// Rows of a policy's own, made when first asked for.
+// Rows of one policy, created at first use.
 template <class T>
 T& at_row(std::vector<T>& rows, int64_t row) {
   if (static_cast<size_t>(row) >= rows.size()) rows.resize(static_cast<size_t>(row) + 1);

@@ -9,13 +9,13 @@ namespace polyspec {
 namespace policy {
 namespace {
 
-// Lowest windows by n-gram, of all rows: a table of fixed size in which a later n-gram takes an
-// earlier one's place.
+// Lowest windows by n-gram, of all rows: a table of fixed size in which a later n-gram replaces an
+// earlier one.
 class Ngrams {
  public:
   struct Entry {
     uint64_t key = 0;    // 0: free
-    int64_t window = 0;  // 0: the n-gram was read, and nothing drafted behind it yet
+    int64_t window = 0;  // 0: the n-gram was read, without a draft after it so far
   };
   const Entry* find(uint64_t key) const {
     const Entry& entry = entries_[place(key)];
@@ -54,7 +54,7 @@ class CachedFsm final : public AdaptivePolicy {
  private:
   struct Row {
     StateMachines machines;
-    std::vector<int64_t> last;  // at most n tokens, those at the end of the text
+    std::vector<int64_t> last;  // at most the last n tokens of the text
     uint64_t key = 0;           // of these, once there are n
   };
 
@@ -70,7 +70,7 @@ class CachedFsm final : public AdaptivePolicy {
       const StepReport& step = report.steps[i];
       if (step.level != count() || step.tokens == 0) continue;
       const bool whole = step.accepted == step.tokens;
-      // The round began behind this n-gram; of several blocks the first did.
+      // The round began after this n-gram; of several blocks the first did.
       if (own.key != 0) ngrams_.learn(own.key, std::min(most, step.accepted + (whole ? 2 : 1)));
       break;
     }

@@ -1,5 +1,5 @@
 // The fall-back to plain decoding of one row (PolicyOptions::guard). Its unit is the plain pass of
-// the target: what speculation takes beyond the passes that plain decoding would have needed for
+// the target: the time of speculation beyond the passes that plain decoding would have needed for
 // the same tokens is its loss.
 #pragma once
 
@@ -20,7 +20,7 @@ class Guard {
   struct Round {
     bool speculated = false;  // it had a window
     double loss = 0;          // below 0 is a gain
-    double catch_up = 0;      // what levels took to read tokens that they had missed
+    double catch_up = 0;      // the time of levels to read unread tokens
     int64_t tokens = 0;       // committed
     double share = 1;         // of the rows that drafted and read
   };
@@ -31,7 +31,7 @@ class Guard {
   // A text begins, with a prompt of `tokens`.
   void begin(int64_t tokens) {
     missed_ = tokens;
-    // Texts that end before their drafts have made up for reading the prompt.
+    // Texts that end before their drafts pay for reading the prompt.
     if (state_ == State::kSpeculate && debt_ > limits_.loss) rest(hold_);
   }
 
@@ -41,7 +41,7 @@ class Guard {
     if (round.speculated && round.catch_up > 0) reading_ = round.catch_up / (round.share * missed);
     missed_ = round.speculated && round.share == 1 ? 0 : missed_ + round.tokens;
     if (state_ == State::kPlain && round.speculated) {
-      // Of a batch, which is told of a round behind the decision.
+      // In a batch, which reports a round after the decision.
       debt_ += std::min(round.loss, limits_.loss) + round.catch_up;
     } else if (state_ == State::kPlain) {
       left_ -= round.tokens;
@@ -82,7 +82,7 @@ class Guard {
   static constexpr int32_t kTrials = 3;
 
   void rest(int64_t tokens) {
-    // Gains of the time that is over pay for its end, and for nothing behind it.
+    // Gains of the past state pay for its end, and for nothing after it.
     debt_ = std::max(debt_, 0.0);
     state_ = State::kPlain;
     left_ = hold_ = tokens;
@@ -97,7 +97,7 @@ class Guard {
   State state_ = State::kSpeculate;
   Limits limits_;
   double loss_ = 0;     // of this time of speculation, or trial; see kGains
-  double debt_ = 0;     // of trials and speculation, less what plain decoding since then allows
+  double debt_ = 0;     // of trials and speculation, less the plain decoding's allowance
   double trial_ = 0;    // loss of the last trial, if it lost
   double reading_ = 0;  // passes that a missed token took
   int64_t missed_ = 0;  // tokens that the levels below have not read

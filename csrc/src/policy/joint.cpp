@@ -14,7 +14,7 @@ namespace polyspec {
 namespace policy {
 namespace {
 
-constexpr size_t kPositions = 32;  // later ones count as the last
+constexpr size_t kPositions = 32;  // later positions count as the last
 constexpr double kUnknown = 0.7;   // acceptance before anything was verified
 constexpr double kUnknownWeight = 10;
 constexpr double kSharedWeight = 30;  // of all rows in a row's estimate, in tokens
@@ -60,7 +60,7 @@ struct Shared {
 
 // Part of a chain, from a level downwards, with windows.
 struct Candidate {
-  Lengths block;                     // what its topmost level emits; of the target not kept
+  Lengths block;                     // tokens that its topmost level emits; not kept for the target
   double tokens = 0;                 // the mean of that
   double seconds = 0;                // of a pass of that level and all below it
   int64_t window = 0;                // of that level
@@ -73,7 +73,7 @@ struct Candidate {
     const Candidate* part = this;
     for (; part != nullptr && windows != end; part = part->below, ++windows) {
       if (part->window != *windows) return false;
-      if (part->window == 0) return true;  // nobody below is asked
+      if (part->window == 0) return true;  // no level below drafts
     }
     return true;
   }
@@ -88,7 +88,7 @@ class Candidates {
     return all_[used_++];
   }
 
-  // The `most` cheapest, or all; they stand until `clear`.
+  // The `most` cheapest, or all; valid until `clear`.
   const std::vector<const Candidate*>& cheapest(size_t most) {
     order_.clear();
     for (size_t i = 0; i < used_; ++i) order_.push_back(&all_[i]);
@@ -229,7 +229,7 @@ class Joint final : public AdaptivePolicy {
     }
   }
 
-  // With what `pending_` tells of its pending tokens.
+  // With `pending_`, the distribution of its pending tokens.
   const Candidate& add(Candidates& found, const WidthTimes& verify, int32_t level, int64_t window,
                        double gathered, const Candidate* below) {
     Candidate& made = found.add();
@@ -242,8 +242,8 @@ class Joint final : public AdaptivePolicy {
     return made;
   }
 
-  // The best, or what there is now where the best is hardly better: each change may cost a
-  // device a new graph, and the estimates are no better than that.
+  // The best windows, or the present windows where the best are hardly better: each change may cost
+  // a device a new graph, and the estimates are not exact.
   void settle(const std::vector<int64_t>& now, int64_t* windows) {
     const Candidate *best = nullptr, *same = nullptr;
     for (const Candidate* one : found_[0].cheapest(SIZE_MAX)) {
@@ -275,7 +275,7 @@ class Joint final : public AdaptivePolicy {
   // Room for a choice.
   std::vector<Candidates> found_;  // [n-1]
   Lengths reach_, pending_, joined_;
-  int64_t shared_by_ = 1;  // rows, of which the longest decides what a pass takes
+  int64_t shared_by_ = 1;  // rows; the longest decides the time of a pass
 };
 
 }  // namespace

@@ -70,8 +70,8 @@ class Online final : public AdaptivePolicy {
         alone[at] = true;
       }
     }
-    // A level with a window of 0 tells nothing more of the one below, which would never draft
-    // again. (The target's is the guard's to look after.)
+    // A level with a window of 0 measures nothing of the level below, which would never draft
+    // again. (The guard handles the target's window.)
     for (size_t i = 1; i < own.size(); ++i) {
       if (alone[i] && windows_of(row)[i] == 0) own[i].forget();
     }

@@ -21,9 +21,9 @@ struct Table {
   }
 };
 
-// Among equals, as nothing is known at first, that of the state machine (kFsm): up behind a block
-// that was accepted whole, down behind one of which less than half was. Where going up came first,
-// a drafter that is always wrong would be asked for more and more.
+// Among equals, as at first, the action of the state machine (kFsm): up after a block that was
+// accepted whole, down after a block of which less than half was. If up were the default, a drafter
+// that is always wrong would draft more and more.
 int best_of(const std::array<double, kActions>& values, int outcome) {
   int best = outcome == 3 ? 2 : outcome == 2 ? 1 : 0;
   for (int action = 0; action < kActions; ++action) {
@@ -39,7 +39,7 @@ class QLearning final : public AdaptivePolicy {
  private:
   struct Level {
     int64_t window = 1;
-    int outcome = 2;          // the windows given stay, at first
+    int outcome = 2;          // the initial windows stay, at first
     int64_t from_window = 1;  // the state and action of the round that is under way
     int from_outcome = 2;
     int action = -1;  // -1: none
@@ -102,7 +102,7 @@ class QLearning final : public AdaptivePolicy {
     for (size_t i = 0; i < tables_.size(); ++i) {
       const int64_t most = options().max_windows[i];
       latest_[i].window = std::clamp<int64_t>(options().windows[i], 1, most);
-      // Values begin at the mean of what rewards can lead to, so that nothing is preferred.
+      // Values begin at the mean of possible returns, so that no action is preferred.
       const double start = 1 / (1 - options().discount);
       tables_[i].values.assign(static_cast<size_t>(most + 1) * kOutcomes, {start, start, start});
     }

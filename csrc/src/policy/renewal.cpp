@@ -37,7 +37,7 @@ void check(const std::vector<double>& acceptance, const std::vector<int64_t>& wi
 }
 
 // Blocks come until they fill the window, or until there are `bound` of them (0: no bound).
-// Writes the distribution of what is pending then; returns how many come on average.
+// Writes the distribution of the tokens pending then; returns how many come on average.
 double gather(const Lengths& block, int64_t window, int64_t bound, Lengths* pending) {
   pending->assign(static_cast<size_t>(window) + block.size() - 1, 0.0);
   Lengths waiting{1.0};

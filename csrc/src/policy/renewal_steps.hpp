@@ -21,7 +21,7 @@ inline Lengths exactly(int64_t length) {
   return out;
 }
 
-// Tokens that a verification emits whose number of pending tokens is distributed as `pending`.
+// Tokens that a verification emits, with the number of pending tokens distributed as `pending`.
 // survival(j): the probability that the first j tokens of a block are accepted; survival(0) is 1.
 template <class Survival>
 void emitted(const Lengths& pending, const Survival& survival, Lengths* out) {

@@ -36,7 +36,7 @@ double WidthTimes::weight(const Cell& cell) const {
 void WidthTimes::observe(int64_t width, double seconds) {
   Cell& cell = cells_[static_cast<size_t>(index(width))];
   cell.latest[static_cast<size_t>(cell.count) % cell.latest.size()] = seconds;
-  // The ring's place and "as many as it holds" are all that is read of the count.
+  // Only the ring's index and "as many as it holds" are read of the count.
   if (++cell.count == 1 << 30) cell.count = static_cast<int32_t>(cell.latest.size()) << 8;
   cell.seen = ++steps_;
   stale_ = true;
@@ -82,7 +82,8 @@ void WidthTimes::fit() const {
     wx += weights[i] * static_cast<double>(i);
     wy += weights[i] * middles[i];
   }
-  // A little weight far from what was seen keeps the slope sane while widths lie close together:
+  // A little weight far from the measured widths keeps the slope sane while widths lie close
+  // together:
   // no tokens cost nothing where time is per token, more tokens cost no more where it is per pass.
   const double far = proportional_ ? 0 : wx / w + 16;
   const double there = proportional_ ? 0 : wy / w;
@@ -99,7 +100,7 @@ void WidthTimes::fit() const {
   const double slope = std::max(0.0, xy / xx);
   for (size_t i = 0; i < cells_.size(); ++i) {
     const double line = std::max(0.0, y + slope * (static_cast<double>(i) - x));
-    // All windows are compared with plain decoding, whose times need no other's.
+    // All windows are compared with plain decoding, with times that need no other's.
     const double lead = i == 0 && weights[i] > 0.5 ? 0 : kLead;
     fitted_[i] = (weights[i] * middles[i] + lead * line) / (weights[i] + lead);
   }

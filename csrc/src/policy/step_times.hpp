@@ -11,19 +11,20 @@ namespace policy {
 
 // Of one level and one batch size. Each width keeps its last five times and counts with their
 // median, which one slow step (a compilation, a capture, another program) does not move; a line
-// through the widths seen fills the others, and leads those that were seen seldom or long ago. A
-// pass of so many tokens takes hardly longer than that many passes: what does is such a slow step.
+// through the measured widths fills the others, and is preferred for widths measured seldom or long
+// ago. A pass of so many tokens takes hardly longer than that many passes: a longer time is a slow
+// step.
 class WidthTimes {
  public:
   static constexpr int64_t kWidths = 64;  // wider steps count as the widest
 
-  // proportional: what a single width says of others is a time per token (drafting), not a constant
+  // proportional: a single width gives a time per token for the others (drafting), not a constant
   // (one forward pass).
   explicit WidthTimes(bool proportional) : proportional_(proportional) {}
 
   void observe(int64_t width, double seconds);
   double seconds(int64_t width) const;  // 0: nothing is known
-  // Of that width's own times; where it has none, what the others say.
+  // Of that width's times; without any, the estimate of the other widths.
   double measured(int64_t width) const;
   double between(double width) const;  // of a mean width, >= 0
   // Whether the width was seen, and not too long ago.
@@ -53,7 +54,7 @@ class StepTimes {
   explicit StepTimes(int32_t levels) : levels_(levels), tables_(static_cast<size_t>(levels)) {}
 
   void observe(int32_t level, int64_t batch, int64_t width, double seconds);
-  // Looked up once per choice; never null. Stands until the next `observe`.
+  // Looked up once per choice; never null. Valid until the next `observe`.
   const WidthTimes& at(int32_t level, int64_t batch) const;
   // Whether the batch size, or one that is half as large again or two thirds of it, was seen.
   bool known(int32_t level, int64_t batch) const;

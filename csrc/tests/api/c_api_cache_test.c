@@ -32,7 +32,7 @@ static void test_append(void) {
   CHECK(strcmp(keys, "--abc-") == 0 && strcmp(values, keys) == 0);
   CHECK(after[0] == 5 && status[0] == 0);
 
-  /* Rolling back is a smaller length; what does not fit is not written. */
+  /* Rolling back is a smaller length; tokens that do not fit are not written. */
   lengths[0] = 3;
   in.keys.data = in.values.data = "xy";
   in.tokens = 2;
@@ -51,7 +51,7 @@ static void test_append(void) {
   CHECK(strcmp(keys, "x-axy-") == 0 && after[0] == 1);
   in.counts = NULL;
 
-  lengths[0] = 6; /* over the oldest behind one sink */
+  lengths[0] = 6; /* over the oldest after one sink */
   p.ring = 1;
   p.sinks = 1;
   CHECK_CODE(POLYSPEC_OK, polyspec_append(&p, NULL));
@@ -115,7 +115,7 @@ static void test_pages(void) {
                 polyspec_truncate_pages(&pages, NULL));
 }
 
-/* Nodes a to d stand behind one token; a and d are accepted. */
+/* Nodes a to d follow one token; a and d are accepted. */
 static void test_compact(void) {
   char keys[] = "-abcd", values[] = "-ABCD";
   void* key_bases[1];

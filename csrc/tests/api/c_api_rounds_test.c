@@ -17,7 +17,7 @@ static void test_arguments(void) {
   polyspec_scheduler* s = untouched;
   CHECK(polyspec_scheduler_create_bounded(kWindows, kRounds, 2, NULL) == POLYSPEC_INVALID_ARGUMENT);
   CHECK(polyspec_scheduler_create_bounded(NULL, kRounds, 2, &s) == POLYSPEC_INVALID_ARGUMENT);
-  CHECK(s == NULL); /* a failed call leaves no address behind */
+  CHECK(s == NULL); /* a failed call writes no address */
   CHECK(polyspec_scheduler_create_bounded(kWindows, NULL, 2, &s) == POLYSPEC_INVALID_ARGUMENT);
   CHECK(strstr(polyspec_last_error(), "polyspec_scheduler_create_bounded: rounds") != NULL);
   CHECK(polyspec_scheduler_create_bounded(kWindows, kRounds, 0, &s) == POLYSPEC_INVALID_ARGUMENT);

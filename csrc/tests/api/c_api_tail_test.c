@@ -1,6 +1,6 @@
 /* The C interface of a scheduler with a tail, compiled as C99: the codes of wrong arguments, rounds
- * with a tail, and a caller whose step has no field for it. Ends with status 0, or 1 after the
- * first failed check. */
+ * with a tail, and a caller without the field in its step. Ends with status 0, or 1 after the first
+ * failed check. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,7 +73,7 @@ static void test_a_step_without_the_field(void) {
   CHECK(polyspec_scheduler_next(s, &step) == POLYSPEC_OK);
   CHECK(step.struct_size == size);
   CHECK(step.kind == POLYSPEC_STEP_DRAFT && step.level == 3 && step.count == 2);
-  CHECK(step.of_tail == INT64_C(0x5a5a5a5a5a5a5a5a)); /* no byte behind the caller's own */
+  CHECK(step.of_tail == INT64_C(0x5a5a5a5a5a5a5a5a)); /* no byte after the caller's struct */
   step.struct_size = size - 8;
   CHECK(polyspec_scheduler_next(s, &step) == POLYSPEC_BAD_STRUCT_SIZE);
   polyspec_scheduler_destroy(s);

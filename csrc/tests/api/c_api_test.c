@@ -95,7 +95,7 @@ static void test_struct_sizes(void) {
   }
   CHECK(memcmp(&out, &before, sizeof out) == 0); /* nothing was written */
 
-  /* An earlier release has no `statistics`: what stands behind its last field must not be read. */
+  /* An earlier release has no `statistics`: memory after its last field must not be read. */
   p.struct_size = POLYSPEC_SAMPLE_PARAMS_MIN_SIZE;
   CHECK_CODE(POLYSPEC_OK, polyspec_sample(&p, NULL));
   CHECK(out.tokens[0] == 1 && out.status == 0);
@@ -117,7 +117,7 @@ static void test_struct_sizes(void) {
   grown.later[15] = 1;
   CHECK_CODE(POLYSPEC_BAD_STRUCT_SIZE, polyspec_sample(&grown.known, NULL));
 
-  /* The structs behind the pointers, and the outer one of verify and step. */
+  /* The structs that the pointers name, and the outer one of verify and step. */
   sampling.struct_size = 4;
   CHECK_CODE(POLYSPEC_BAD_STRUCT_SIZE, polyspec_sample(&p, NULL));
   sampling.struct_size = sizeof sampling;
@@ -145,8 +145,7 @@ static void test_sample(void) {
   p.dtype = 7;
   CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_sample(&p, NULL));
 
-  /* The caller's own draws run through the inverse CDF in ascending id: both ends of the
-   * distribution. */
+  /* The caller's draws through the inverse CDF in ascending id: both ends of the distribution. */
   p = sample_of(kLogits, &out);
   double sum = 0;
   for (int x = 0; x < V; ++x) sum += exp((double)kLogits[x]);
@@ -288,13 +287,13 @@ static void test_verify(void) {
   p.status = &out.status;
   p.statistics = out.statistics;
   for (int32_t rule = POLYSPEC_RULE_TOKEN; rule <= POLYSPEC_RULE_BLOCK; ++rule) {
-    p.rule = rule; /* equal distributions: everything stands, under either rule */
+    p.rule = rule; /* equal distributions: all accepted, under either rule */
     CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
     CHECK(out.status == 0 && out.accepted == 2);
     CHECK(out.tokens[0] == draft.tokens[0] && out.tokens[1] == draft.tokens[1]);
     CHECK(out.tokens[2] >= 0 && out.tokens[2] < V &&
           out.statistics[2].mass == out.statistics[0].mass);
-    /* As many rows as draft tokens: nothing is emitted behind them. */
+    /* As many rows as draft tokens: no token follows them. */
     const int64_t two = 2, bare[2] = {0, 2};
     p.offsets = bare;
     p.num_rows = 2;
@@ -309,8 +308,8 @@ static void test_verify(void) {
   CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify(&p, NULL));
   p.rule = POLYSPEC_RULE_TOKEN;
 
-  /* Other distributions are what `draft_statistics` are checked against: a token that they give
-   * nothing is reported. */
+  /* `draft_statistics` of other distributions are checked: a draft token without probability is
+   * reported. */
   draft.statistics[0].threshold = 5.0f;
   CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
   CHECK(out.status & POLYSPEC_STATUS_DRAFT_STATISTICS_MISMATCH);
@@ -496,7 +495,7 @@ static void test_verify_tree(void) {
   CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify_tree(NULL, NULL));
 }
 
-/* Strides that were left out are those of rows side by side. */
+/* Missing strides are the strides of contiguous rows. */
 static void test_default_strides(void) {
   enum { B = 2, K = 2 };
   float target[B * (K + 1) * V], draft[B * K * V];
@@ -611,7 +610,7 @@ static void test_scheduler(void) {
   CHECK(held[0] == 3 && held[1] == 1);
   CHECK_CODE(POLYSPEC_OK, polyspec_scheduler_next(s, &step));
   CHECK(step.kind == POLYSPEC_STEP_VERIFY && step.level == 1 && step.count == 3);
-  CHECK(polyspec_scheduler_pending(s, 3) == -1); /* the drafter's own */
+  CHECK(polyspec_scheduler_pending(s, 3) == -1); /* the drafter has none */
   CHECK(strstr(polyspec_last_error(), "level must be in [1, 2], got 3") != NULL);
   CHECK(polyspec_scheduler_done(s) == 0);
   CHECK_CODE(POLYSPEC_OK, polyspec_scheduler_report(s, 1, 2, 1)); /* the second token was an EOS */
@@ -629,7 +628,7 @@ static void test_scheduler(void) {
                "polyspec_scheduler_pending: scheduler: expected a pointer, given NULL") != NULL);
 }
 
-/* Backwards, so that an order that somebody relies on shows. */
+/* Backwards, so that a reliance on the order shows. */
 static void run_backwards(void* pool, int64_t n, polyspec_body body, void* context) {
   *(int64_t*)pool += n;
   for (int64_t i = n - 1; i >= 0; --i) body(context, i);

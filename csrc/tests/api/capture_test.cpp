@@ -1,5 +1,5 @@
-// What captured calls hold until their graph is gone: slices are lent again once they are given
-// back, and where no graph is being made nothing is promised.
+// Resources of captured calls until their graph is gone: slices are lent again once they are
+// returned, and outside of a capture a release is refused.
 #include "polyspec/capture.hpp"
 
 #include <set>
@@ -42,7 +42,7 @@ void test_threads() {
       for (int repeat = 0; repeat < 1000; ++repeat) {
         char* const mine = static_cast<char*>(slices.lend());
         CHECK(mine != nullptr);
-        *mine = 1;  // nobody else has it
+        *mine = 1;  // no other call has it
         slices.give_back(mine);
       }
     });

@@ -1,6 +1,6 @@
-// EOS and length cuts of polyspec::verify: with cuts a call emits a prefix of what it emits
-// without, and says where the next pass begins. What the prefix is, is worked out here again from
-// the uncut call.
+// EOS and length cuts of polyspec::verify: with cuts a call emits a prefix of the tokens that it
+// emits without, and returns the begin of the next pass. The test derives the prefix again from the
+// uncut call.
 #include <algorithm>
 #include <vector>
 
@@ -16,7 +16,7 @@ T* at(std::vector<T>& values, int64_t i) {
   return values.data() + i;
 }
 
-// The outputs of a call, poisoned, in memory of their own.
+// The outputs of a call, poisoned, in separate memory.
 struct Outputs {
   explicit Outputs(const VerifyParams& p)
       : rows(p.draft_len + 1),
@@ -63,7 +63,7 @@ int64_t of(const polyspec::PerRequest<int64_t>& parameter, int64_t b) {
   return parameter.data != nullptr ? parameter.data[b] : parameter.value;
 }
 
-// Compares request b of a call with cuts with the same request without; counts what was seen.
+// Compares request b of a call with cuts with the same request without; counts the cases.
 void check_request(const VerifyParams& p, const Outputs& plain, const Outputs& got, int64_t b,
                    int seen[5]) {
   const size_t r = static_cast<size_t>(b);

@@ -1,5 +1,5 @@
 // decoder_layers over small float32 layers: a block of tokens has the bits of the same tokens one
-// by one; the states that enter a layer are those behind the layers below it; refusals.
+// by one; the states that enter a layer are the outputs of the layers below it; refusals.
 #include "polyspec/decoder.hpp"
 
 #include <cmath>
@@ -59,7 +59,7 @@ struct Matrix {
   std::vector<PackedMatrix> parts;
 };
 
-// The layers of a model, without a cache: the same one whatever its matrices' parts are.
+// The layers of a model, without a cache: the same for any split of its matrices.
 struct Model {
   explicit Model(int64_t parts) {
     std::mt19937 engine(1);
@@ -78,7 +78,7 @@ struct Model {
   std::vector<std::vector<float>> norms;
 };
 
-// One text, and what has been read of it.
+// One text, and its tokens read so far.
 struct Text {
   explicit Text(const Model& model) {
     for (int64_t i = 0; i < kLayers; ++i) {
@@ -140,7 +140,7 @@ struct Text {
     return p;
   }
 
-  // The states behind the last layer.
+  // The states after the last layer.
   std::vector<float> read(const float* x, int64_t tokens) {
     DecoderParams p = params(x, tokens);
     std::vector<float> y(static_cast<size_t>(tokens * kWidth));

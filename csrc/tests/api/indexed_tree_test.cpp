@@ -1,5 +1,5 @@
 // Verification of trees with the target's rows and the nodes without gaps and parameters at slots:
-// any such arrangement gives what the rectangular call gives, bit for bit; what is out of range is
+// any arrangement gives the results of the rectangular call, bit for bit; an index out of range is
 // a status of its request and reads nothing.
 #include "polyspec/verify_tree.hpp"
 #include "support/check.hpp"
@@ -33,7 +33,7 @@ void test_arrangements() {
   CHECK(compared > 2000 && refused > 100);
 }
 
-// Two requests over four tokens with two and three nodes, one behind the other.
+// Two requests over four tokens with two and three nodes, one after the other.
 struct Call {
   Call() {
     cases::Random random(3);
@@ -67,7 +67,7 @@ struct Call {
            accepted[b] == other.accepted[b] && status[b] == other.status[b];
   }
   float target[28];
-  // The entry behind a request's nodes is no node's.
+  // The entry after a request's nodes is not a node's.
   int64_t drafted[7] = {0, 1, -7, 2, 1, 3, -7}, parents[7] = {-1, -1, -7, -1, 0, 1, -7};
   int64_t offsets[3] = {0, 3, 7};
   VerifyTreeParams p;

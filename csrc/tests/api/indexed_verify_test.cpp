@@ -1,6 +1,6 @@
 // Verification with draft rows in a pool, parameters at slots and the target's rows without gaps:
-// any such arrangement gives what the rectangular call gives, bit for bit; proposals of both kinds
-// stand in one block; what is out of range is a status of its request and reads nothing.
+// any arrangement gives the results of the rectangular call, bit for bit; proposals of both kinds
+// can be in one block; an index out of range is a status of its request and reads nothing.
 #include <limits>
 
 #include "polyspec/verify.hpp"
@@ -82,7 +82,7 @@ struct Call {
   RowStatistics statistics[8];
 };
 
-// A token whose proposal was deterministic is one whose draft row is one-hot, whatever the others.
+// A deterministic proposal is equal to a one-hot draft row, for any other proposals.
 void test_mixed_proposals() {
   int64_t stood = 0, fell = 0;
   for (const Rule rule : {Rule::kToken, Rule::kBlock}) {
@@ -122,12 +122,12 @@ void test_out_of_range() {
     refused(call, 1, polyspec::kStatusBadIndex | polyspec::kStatusDraftRow);
     CHECK(call.accepted[1] == 0 && call.tokens[4] == -1);
   }
-  // Behind a row that is rejected an id is not looked at.
+  // Ids after a rejected row are not read.
   const uint64_t reject[8] = {~0ull, ~0ull, ~0ull, 0, ~0ull, ~0ull, ~0ull, 0};
   Call late;
   late.p.draw.bits = reject;
   late.drafted[0] = 0;
-  late.target[0] = -kInf;  // so that token 0 cannot stand
+  late.target[0] = -kInf;  // so that token 0 is rejected
   late.rows[2] = 99;
   late.run();
   CHECK(late.status[0] == 0 && late.accepted[0] == 0);
@@ -178,8 +178,8 @@ void test_out_of_range() {
   CHECK_EQ(0, packed.status[1]);
 }
 
-// Request 0 has three draft tokens and rows, request 1 a token and rows that it does not use: the
-// tokens are those of the rectangular call with room for them.
+// Request 0 has three draft tokens and rows, request 1 a token and unused rows: the tokens are the
+// rectangular call's with room for them.
 void test_without_bonus() {
   const int64_t offsets[3] = {0, 3, 8}, lengths[2] = {3, 1}, room[2] = {3, 9};
   int64_t whole = 0;

@@ -1,5 +1,5 @@
-// POLYSPEC_CPU_ISA: a name that is none is an error of every operator that it would be for, which
-// names those that are; it is not taken for another.
+// POLYSPEC_CPU_ISA: an unknown name is an error of every operator with copies, and the error lists
+// the known names; no other set is used instead.
 #include <cstdlib>
 #include <cstring>
 

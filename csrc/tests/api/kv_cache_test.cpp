@@ -1,4 +1,4 @@
-// polyspec::append against a naive reference; and what one CUDA thread does (kv_index.hpp), its
+// polyspec::append against a naive reference; and the work of a CUDA thread (kv_index.hpp), with
 // threads run in shuffled order.
 #include "support/check.hpp"
 #include "support/kv_blocks.hpp"
@@ -7,7 +7,7 @@ namespace {
 
 using namespace kv_blocks;
 
-// Token by token, in order; a ring lets later tokens overwrite earlier ones.
+// Token by token, in order; in a ring later tokens overwrite earlier tokens.
 void naive_append(const Shape& s, AppendCase& c, bool ragged) {
   for (int64_t b = 0; b < s.batch; ++b) {
     const int64_t count = ragged ? c.counts[b] : s.tokens;

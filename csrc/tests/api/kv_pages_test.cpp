@@ -1,4 +1,4 @@
-// Pages: reserved, filled, given back, and block tables and free lists that are damaged.
+// Pages: reserved, filled, returned, and block tables and free lists that are damaged.
 #include "support/check.hpp"
 #include "support/kv_blocks.hpp"
 
@@ -33,7 +33,7 @@ struct Pool {
     p.status = status.data();
     return p;
   }
-  // Every page is in exactly one place, and nothing outside was written.
+  // Every page is in exactly one list, and memory outside is unchanged.
   void check_whole() const {
     std::vector<int> seen(kPages, 0);
     for (int64_t i = 0; i < free_count; ++i) ++seen.at(static_cast<size_t>(free_pages[1 + i]));
@@ -81,7 +81,7 @@ void test_pages() {
       }
       CHECK_EQ(status, pool.status[b]);
       CHECK_EQ(held, pool.held[b]);
-      // Pages kept are the same pages; entries given back read -1.
+      // Pages kept are the same pages; returned entries read -1.
       for (int64_t j = 0; j < std::min(held, before.held[b]); ++j) {
         CHECK_EQ(before.table[b * (kMaxPages + 1) + j], pool.table[b * (kMaxPages + 1) + j]);
       }
@@ -112,7 +112,7 @@ void test_damaged_pages() {
   pool.lengths = {8, 8, 8, 0, 0};
   CHECK(reserve_pages(pool.params()).ok());
   pool.lengths = {0, 0, 0, 0, 0};
-  pool.table[kMaxPages + 1] = kPages;  // row 1: no such page
+  pool.table[kMaxPages + 1] = kPages;  // row 1: an unknown page
   pool.held[3] = kMaxPages + 1;        // row 3: more than a table holds
   const Pool before = pool;
   CHECK(truncate_pages(pool.params()).ok());

@@ -1,4 +1,4 @@
-// polyspec::compact_tree, in place, against copies made apart; and what one CUDA thread does.
+// polyspec::compact_tree against separate copies; and the work of one CUDA thread.
 #include "support/check.hpp"
 #include "support/kv_blocks.hpp"
 
@@ -51,7 +51,7 @@ void test_compact_tree() {
             }
         }
       }
-      // Run `body` on copies of the layers, in place, and compare.
+      // Run `body` on copies of the layers and compare.
       const auto run = [&](auto body) {
         std::vector<Block> k = keys, v = values;
         std::vector<void*> key_bases, value_bases;

@@ -1,4 +1,4 @@
-// polyspec::sample and polyspec::verify by hand: small calls whose results can be worked out on
+// polyspec::sample and polyspec::verify by hand: small calls with results that can be worked out on
 // paper.
 #include <cmath>
 #include <limits>
@@ -19,7 +19,7 @@ constexpr uint64_t kLeast = 0;  // a draw that accepts all that can be accepted,
 constexpr uint64_t kMost =
     ~uint64_t{0};  // a draw that rejects all that can be rejected, and the last token
 
-// One row through sample; the draw's bits may be given.
+// One row through sample; the draw's bits may be set.
 struct Sampled {
   explicit Sampled(std::vector<float> logits, polyspec::SamplingParams sampling = {},
                    uint64_t bits = kLeast) {
@@ -54,13 +54,13 @@ polyspec::SamplingParams filters(float temperature, int64_t top_k = 0, float top
 
 void test_greedy() {
   CHECK_EQ(1, Sampled({0.0f, 2.0f, 2.0f, 1.0f}, filters(0.0f)).token);  // lowest id on ties
-  CHECK_EQ(0, Sampled({-0.0f, 0.0f}, filters(0.0f)).token);  // zeros tie whatever their sign
+  CHECK_EQ(0, Sampled({-0.0f, 0.0f}, filters(0.0f)).token);             // zeros of either sign tie
   CHECK_EQ(0.0f, Sampled({1.0f, 3.0f}, filters(0.0f)).logprob);
   CHECK_EQ(1, Sampled({-kInf, -1e30f}, filters(0.0f)).token);
   CHECK_EQ(0, Sampled({5.0f}, filters(0.0f)).token);
 }
 
-// Tokens that can come out are those with probability: try both ends of the inverse CDF.
+// Only tokens with probability can come out: try both ends of the inverse CDF.
 void check_support(const std::vector<float>& logits, polyspec::SamplingParams sampling,
                    int64_t first, int64_t last) {
   CHECK_EQ(first, Sampled(logits, sampling, kLeast).token);
@@ -81,7 +81,7 @@ void test_filters() {
   check_support(z, filters(1.0f, 0, 0.75f), 1, 3);
   check_support(z, filters(1.0f, 0, 1.0f, 0.6f), 1, 2);
   check_support(z, filters(1.0f, 0, 1.0f, 1.0f), 1, 1);
-  check_support(z, filters(1.0f, 2, 0.55f), 1, 1);  // top-p acts on what top-k kept: .4/.7 > .55
+  check_support(z, filters(1.0f, 2, 0.55f), 1, 1);  // top-p after top-k: .4/.7 > .55
   CHECK_NEAR(std::log(4.0 / 7.0), Sampled(z, filters(1.0f, 2)).logprob, 1e-6);
   CHECK_NEAR(std::log(16.0 / 25.0), Sampled(z, filters(0.5f, 2)).logprob, 1e-6);
   check_support({1.0f, 0.0f, 1.0f, 1.0f}, filters(1.0f, 2), 0, 3);  // ties at the edge are all kept
@@ -183,8 +183,8 @@ void test_verify_rules() {
   for (const Rule rule : {Rule::kToken, Rule::kBlock}) {
     // Equal distributions are always accepted, the draw of 1 - 2^-53 too.
     Verified(kTarget, {1, 0}, equal, {kMost, kMost, kMost}, rule).check(2, 0, {1, 0, 1});
-    // A deterministic proposal of probability 1/2 is a matter of the draw; what is drawn instead is
-    // the other one.
+    // A deterministic proposal of probability 1/2 is a matter of the draw; if rejected, the other
+    // token is drawn.
     Verified(kTarget, {1, 0}, {}, {kLeast, kLeast, kLeast}, rule).check(2, 0, {1, 0, 0});
     Verified(kTarget, {1, 0}, {}, {kMost, kMost, kMost}, rule).check(0, 0, {0, -1, -1});
     Verified(kTarget, {1, 0}, {}, {kMost, kMost, kMost}, rule, 1.0f, 0).check(0, 0, {1, -1, -1});
@@ -194,8 +194,7 @@ void test_verify_rules() {
         .check(1, polyspec::kStatusTokenOutOfRange,
                rule == Rule::kToken ? std::vector<int64_t>{1, -1, -1}
                                     : std::vector<int64_t>{-1, -1, -1});
-    // The draft gives its own token no probability: the distribution is not the one it was drawn
-    // from.
+    // The draft gives its token no probability: the token was drawn from another distribution.
     Verified(kTarget, {1, 0}, {0.0f, -kInf, 0.0f, 0.0f}, {0, 0, 0}, rule)
         .check(0, polyspec::kStatusDraftStatisticsMismatch, {-1, -1, -1});
     Verified(kTarget, {1, 0}, {kNan, 0.0f, 0.0f, 0.0f}, {0, 0, 0}, rule)
@@ -297,7 +296,7 @@ void test_arguments() {
   CHECK(polyspec::sample(sample).code == Result::Code::kInvalidArgument);
 }
 
-// The draw of a token behind others that are drawn already.
+// The draw of a token after others that are drawn already.
 void test_ahead() {
   const std::vector<float> logits(1000, 0.0f);
   int64_t token = -2;
@@ -326,7 +325,7 @@ void test_ahead() {
   CHECK_EQ(-1, token);
 }
 
-// Results that are columns of tables are those that lie side by side.
+// Results in columns of tables are equal to contiguous results.
 void test_strides() {
   constexpr int64_t kBatch = 5, kVocab = 40, kWidth = 3, kStatistics = 4;
   std::vector<float> logits(kBatch * kVocab);

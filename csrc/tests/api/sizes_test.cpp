@@ -1,6 +1,6 @@
 // Sizes of 0, below 0 and so large that products of them overflow, for every operator: a call with
-// null tensors is refused, or has nothing to do, and a workspace has as many bytes as it should or
-// is refused. And packed weights at the end of a page, read as those of a larger shape.
+// null tensors is refused, or has nothing to do, and a workspace has the right number of bytes or
+// is refused. And packed weights at the end of a page, read as weights of a larger shape.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -189,7 +189,7 @@ void test_sampling(Sizes& sizes) {
   expect_nothing_to_do(verify_tree(tree), {tree.batch});
 }
 
-// What null pointers would hide: tensors that nothing can have, by name.
+// Errors that null pointers would hide: tensors of impossible sizes, by name.
 void test_messages() {
   float some[1] = {};
   int64_t ids[1] = {};

@@ -9,7 +9,7 @@
 
 namespace {
 
-// For the thread itself and the call's own frames.
+// For the thread itself and the call's frames.
 constexpr int64_t kSpare = 48 << 10;
 
 struct Call {

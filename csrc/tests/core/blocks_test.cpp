@@ -1,6 +1,6 @@
-// The product with GGUF blocks of every instruction set that this processor has: the baseline's
-// bytes, whatever the number of rows and the threads; whole numbers exactly; rows that are not
-// finite; refusals. (Against weights that another reader dequantises: python_tests/ops.)
+// The product with GGUF blocks of every instruction set of this processor: the baseline's bytes,
+// for any number of rows and threads; whole numbers exactly; rows that are not finite; refusals.
+// (Against weights that another reader dequantises: python_tests/ops.)
 #include "polyspec/blocks.hpp"
 
 #include <cmath>
@@ -32,7 +32,7 @@ constexpr BlockType kTypes[] = {BlockType::kQ4_0, BlockType::kQ4_1, BlockType::k
                                 BlockType::kQ5_K, BlockType::kQ6_K};
 constexpr uint16_t kHalf = 0x3800;  // 0.5 in float16
 
-// A random matrix whose blocks have scales and minima from 1/2 to 1, and activations.
+// A random matrix of blocks with scales and minima from 1/2 to 1, and activations.
 struct Case {
   BlockShape shape;
   int64_t tokens;
@@ -250,7 +250,8 @@ void test_refusals() {
     CHECK(!polyspec::block_rows(rows, cuda).ok());
   }
   const int64_t row = 0;
-  polyspec::BlockRowsParams rows{{20, 100, BlockType::kQ4_K}, 1, &row, call.packed.get(), weights.data()};
+  polyspec::BlockRowsParams rows{
+      {20, 100, BlockType::kQ4_K}, 1, &row, call.packed.get(), weights.data()};
   CHECK(!polyspec::block_rows(rows).ok());
   rows.shape = {20, 256, BlockType::kQ5_K};
   CHECK(!polyspec::block_rows(rows).ok());

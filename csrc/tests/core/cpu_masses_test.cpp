@@ -1,6 +1,6 @@
 // The CPU backend's sums over a range against the same weights added one at a time: whole calls
 // would hardly show a residual that is off by one unit of mass. (On x86 the build compiles this
-// file for AVX2, whose vectors have arithmetic of their own.)
+// file for AVX2, with different vector arithmetic.)
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// The CPU backend's own loops (vectors, narrowed selects, rows shared among threads) against the
-// plain row algorithms on one thread, over vocabularies large enough for all of them.
+// The CPU backend's loops (vectors, narrowed selects, rows shared among threads) against the plain
+// row algorithms on one thread, over vocabularies large enough for all of them.
 //
 //   cpu_rows_test [cases]    another number of cases than CTest runs
 #define POLYSPEC_CORE core_plain
@@ -21,13 +21,13 @@ using polyspec::DType;
 using polyspec::Executor;
 using polyspec::Stream;
 
-// A type of its own: the overloads for SerialGroup do not take it.
+// A separate type: the overloads for SerialGroup do not accept it.
 class OneThread : public SerialGroup {
  public:
   using SerialGroup::SerialGroup;
 };
 
-// It walks from token to token; what groups share takes a team of several lanes.
+// It walks from token to token; the shared code takes a team of several lanes.
 template <class Weight>
 int64_t team_pick(OneThread&, int64_t, const Weight& weight, uint64_t target) {
   int64_t i = 0;

@@ -1,5 +1,5 @@
 // The dense product of every instruction set that this processor has, in float32 and bfloat16: the
-// sums of multiply-adds that dense.hpp states, bit for bit; rows alike whatever their number;
+// sums of multiply-adds that dense.hpp states, bit for bit; rows alike for any number of rows;
 // numbers too small, rows that are not finite; threads; refusals.
 #include "polyspec/dense.hpp"
 
@@ -141,7 +141,7 @@ struct Case {
   }
 };
 
-// Whether the copy multiplies such numbers with matrix registers.
+// Whether the copy multiplies these numbers with matrix registers.
 template <class T>
 bool by_matrices(const Dense& copy) {
   return sizeof(T) == 2 && std::strcmp(copy.isa, "amx") == 0;
@@ -200,7 +200,7 @@ void make_small(BFloat16* value, uint32_t random) {
   assign(wide, value);
 }
 
-// What is below 2^-126 counts as zero: a number, a product, a sum.
+// Numbers below 2^-126 count as zero: a number, a product, a sum.
 template <class T>
 void test_small_numbers(const Dense& copy) {
   Case<T> call(20, 64, 16, 3);
@@ -325,7 +325,7 @@ std::string refused(const DenseProductParams& params) {
   return result.message;
 }
 
-// Strides that were forgotten, and memory that would be read behind its being written.
+// Missing strides, and memory that would be read after it was written.
 void test_overlap() {
   const Case<float> call(16, 32, 3, 6);
   const Aligned workspace = aligned(polyspec::dense_workspace_bytes(call.shape, 3));
@@ -364,7 +364,7 @@ void test_overlap() {
   bad.workspace = packed;
   CHECK(refused(bad).find("workspace: expected memory apart") == 0);
 
-  // Columns of one matrix: x in the first 32, y in the 16 behind them.
+  // Columns of one matrix: x in the first 32, y in the next 16.
   std::vector<float> beside(3 * 48, 1.0f);
   DenseProductParams columns = good;
   columns.x = beside.data();

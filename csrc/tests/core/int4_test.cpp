@@ -1,6 +1,6 @@
 // The 4-bit product of every instruction set that this processor has, against the dequantised
-// product in float64 and the bound of int4.hpp, byte-equal whatever the instruction set, the number
-// of rows and the threads; the largest sums; rows that are not finite; packing and unpacking;
+// product in float64 and the bound of int4.hpp, byte-equal for every instruction set, number of
+// rows and number of threads; the largest sums; rows that are not finite; packing and unpacking;
 // rounding; refusals.
 #include "polyspec/int4.hpp"
 
@@ -287,7 +287,7 @@ void test_refusals() {
   CHECK(!pack(call.packed.get()).ok());
 }
 
-// Strides that were forgotten, and memory that would be read behind its being written.
+// Missing strides, and memory that would be read after it was written.
 void test_overlap() {
   const Case call(16, 64, 32, DType::kFloat32, 3, 6);
   const Aligned workspace = aligned(polyspec::int4_workspace_bytes(call.shape, 3));

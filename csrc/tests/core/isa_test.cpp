@@ -31,8 +31,8 @@ void run(const Rows& rows, const polyspec::VerifyTreeParams& params) {
   for (int64_t b = 0; b < params.batch; ++b) rows.tree_request(params, b, nullptr);
 }
 
-// A processor has an instruction set with every extension that its copies are compiled for, and
-// whatever others it lacks.
+// A processor has an instruction set with every extension that its copies are compiled for, even if
+// it lacks others.
 void test_choice() {
   using polyspec::cpu::Extensions;
   using Sets = std::vector<Isa>;
@@ -46,7 +46,7 @@ void test_choice() {
     return found;
   };
   const Extensions every{true, true, true, true, true, true, true, true, true, true, true, true};
-  // What a processor without the extension has not.
+  // Instruction sets that a processor without the extension lacks.
   const auto lost = [&](bool Extensions::* extension) {
     Extensions some = every;
     some.*extension = false;

@@ -60,7 +60,7 @@ void test_keying() {
   // All zero but the purpose kSample and level 0 is the first known answer: the word order is
   // fixed.
   CHECK_EQ(0xe169c58d6627e8d5ull, draw_bits(0, 0, 0, 0, Purpose::kSample));
-  // And of all ones the second: the last node beside the fourth purpose, which nobody draws for.
+  // And of all 1 bits the second: the last node with the fourth purpose, which is unused.
   CHECK_EQ(0x41c83b0e408f276dull, draw_bits(~0ull, -1, 65535, (1ll << 32) - 1,
                                             static_cast<Purpose>(3), polyspec::kDrawNodes - 1));
 }

@@ -53,7 +53,7 @@ std::vector<uint8_t> numbers(int64_t count, DType dtype, uint32_t seed) {
 }
 
 // Runs `call(out, workspace, stream)` on one thread, on several, and twice at the same time, each
-// with an output and a workspace of its own.
+// with a separate output and workspace.
 void compare(size_t out_bytes, int64_t workspace_bytes,
              const std::function<polyspec::Result(uint8_t*, uint8_t*, polyspec::Stream)>& call) {
   const Aligned workspace = aligned(workspace_bytes), other = aligned(workspace_bytes);
@@ -164,7 +164,7 @@ void test_attention(DType dtype, int64_t length) {
 int main() {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     test_dense(dtype);
-    // Spans of one, of a few keys, and full ones; the last key begins one.
+    // Spans of one, of a few keys, and full spans; the last key begins a span.
     for (const int64_t length : {150, 513, 1300}) test_attention(dtype, length);
   }
   test_int4();

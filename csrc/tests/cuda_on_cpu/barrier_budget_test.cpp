@@ -1,5 +1,5 @@
-// Barriers of a cluster that a row of logits takes, counted while the kernels run on the stand-in
-// device, and how many they may be. To find the token of a draw takes none.
+// Barriers of a cluster that a row of logits takes, counted while the kernels run on the simulated
+// device, against budgets. Finding the token of a draw takes none.
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -19,7 +19,7 @@ constexpr int64_t kVocab = 9000;
 constexpr int64_t kDrafted = 4;
 constexpr uint64_t kLaunch = 2;  // where a kernel begins and where it ends
 
-// Rows of logits like normal ones.
+// Rows of normal logits.
 std::vector<float> random_rows(int64_t rows) {
   std::vector<float> logits(static_cast<size_t>(rows * kVocab));
   uint64_t state = 1;
@@ -146,11 +146,11 @@ void check_chain(const std::vector<float>& logits, const Filters& filters, bool 
 }
 
 constexpr uint64_t kParents = 1;   // to check a tree's parents
-constexpr uint64_t kTicket = 1;    // to tell a group whether it is the last
+constexpr uint64_t kTicket = 1;    // shows a group whether it is the last
 constexpr uint64_t kChildren = 3;  // to check a row's, to find the first, to find the token's
 
-// A tree of deterministic nodes: a walk takes its rows one after the other; at once, each group
-// has one row and those that come before the last take no more.
+// A tree of deterministic nodes: a walk takes its rows one after the other; at once, each group has
+// one row, and the groups before the last take no more barriers.
 void check_tree(const std::vector<float>& logits, bool at_once) {
   const std::vector<int64_t> drafted = {1, 2, 3, 4}, parents = {-1, 0, -1, 2};
   std::vector<int64_t> tokens(3), path(2), rows(3);

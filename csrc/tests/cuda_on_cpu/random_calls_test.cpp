@@ -1,11 +1,10 @@
-// Random calls of every operator on the stand-in device against the CPU backend, bit for bit. Each
-// array ends before a page that faults, each call runs twice, in a launch shape and an order of
-// threads of its own. The calls are captured in a graph after kernels that write their inputs and
-// outputs, and begin before those have ended.
+// Random calls of every operator on the simulated device against the CPU backend, bit for bit. Each
+// array ends before a page that faults, each call runs twice, each time in a random launch shape
+// and order of threads. The calls are captured in a graph after kernels that write their inputs and
+// outputs, and begin before these have ended.
 //
-//   random_calls_test [calls [vocabulary [kinds]]]    `calls` of each kind, vocabularies up to the
-//                                                     one given; kinds: all, verify_f32, layers or
-//                                                     int4
+//   random_calls_test [calls [vocabulary [kinds]]]    `calls` of each kind, vocabularies up to this
+//                                                     size; kinds: all, verify_f32, layers or int4
 // clang-format off: first, as nvcc includes it
 #include "cuda_runtime.h"
 // clang-format on
@@ -30,7 +29,7 @@ namespace {
 using polyspec::Result;
 using polyspec::Stream;
 
-// A copy of a block whose guards fault.
+// A copy of a block with guards that fault.
 class Guarded {
  public:
   explicit Guarded(const cases::Block& block)
@@ -104,7 +103,7 @@ void* workspace() {
   return memory;
 }
 
-// What a call reads before the kernels before it have ended, and they do not write.
+// Inputs that a call reads before earlier kernels have ended, and that these do not write.
 template <class Params>
 const void* constant_of(const Params&) {
   return nullptr;
@@ -125,8 +124,7 @@ void in_graph(const Launch& launch) {
   CHECK(cudaGraphDestroy(graph) == cudaSuccess);
 }
 
-// `in` and `out` are where the call finds its memory. A call that changes its outputs in place runs
-// once.
+// `in` and `out` are where the call finds its memory. A call that also reads its outputs runs once.
 template <class Operator, class Case>
 void compare(Operator run, const Case& call, const std::string& name, bool in_place = false) {
   std::vector<unsigned char> expected = call.outputs.bytes;
@@ -235,7 +233,7 @@ void check_layers(uint64_t seed) {
   compare(kAttention, cases::AttentionCase(seed), "attention" + name);
 }
 
-// The CPU's product rounds activations; this one has plain sums in the kernel's order beside it.
+// The CPU's product rounds activations; this one is compared with sums in the kernel's order.
 void check_int4(uint64_t seed) {
   const cases::Int4Case call(seed);
   const Guarded inputs(call.inputs), outputs(call.outputs);

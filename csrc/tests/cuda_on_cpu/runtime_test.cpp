@@ -1,4 +1,4 @@
-// The stand-in for CUDA itself: kernels that use it rightly, and kernels with one mistake each,
+// The replacement of CUDA itself: kernels that use it rightly, and kernels with one mistake each,
 // which has to be found.
 #include <sys/wait.h>
 #include <unistd.h>
@@ -86,7 +86,7 @@ void test_order() {
   CHECK(order_of(1) != order_of(2));
 }
 
-// The first launch waits for what the second writes: only in two streams does that end.
+// The first launch waits for a value that the second writes: only in two streams does that end.
 __global__ void spin(unsigned* flag) {
   while (atomicAdd(flag, 0u) == 0) {
   }
@@ -134,7 +134,7 @@ void test_capture() {
   cudaStreamDestroy(stream);
 }
 
-// The second kernel begins before the first has ended, and sees what that has written.
+// The second kernel begins before the first has ended, and sees the first one's writes.
 // kWaits: whether it waits.
 __global__ void write_late(unsigned* values) {
   stand_in::launch_dependents();
@@ -228,8 +228,8 @@ struct Ring {
   uint64_t full[2];
 };
 
-// Of `kMistake` 1 it does not wait; 2: for the wrong phase; 3: it overwrites what others read; 4: a
-// phase has two copies; 5: it leaves before its last
+// Of `kMistake` 1 it does not wait; 2: for the wrong phase; 3: it overwrites values that others
+// read; 4: a phase has two copies; 5: it leaves before its last
 // copy.
 template <int kMistake>
 __global__ void sum_blocks(const unsigned* in, unsigned* out) {
@@ -278,7 +278,7 @@ bool sums_are_right() {
 
 void test_bulk_copies() { CHECK(sums_are_right<0>()); }
 
-// Pairs of warps meet at barriers of their own, the second pair more often.
+// Pairs of warps meet at separate barriers, the second pair more often.
 struct Numbers {
   unsigned of[128];
 };
@@ -378,7 +378,7 @@ __global__ void makes_no_mistake(unsigned* out) {
   if (threadIdx.x == 0) atomicAdd(out, __clusterRelativeBlockRank());
 }
 
-// Of what runs in a process of its own: what was found, "" if nothing.
+// Runs in a separate process; returns the fault found, "" if none.
 template <class Run>
 std::string found_by(const Run& in_process) {
   int ends[2];

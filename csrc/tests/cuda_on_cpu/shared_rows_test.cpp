@@ -1,7 +1,7 @@
-// Chains whose rows are shared out among groups, and how many groups and CTAs these are.
+// Chains with rows shared out among groups, and the numbers of groups and CTAs.
 //
 // Chains that are kept as a whole, the draft's distributions being the target's, by few groups and
-// by many: the token behind them is drawn from a row that a group may have recorded itself, before
+// by many: the token after them is drawn from a row that a group may have recorded itself, before
 // it summed residuals of others (the block rule). The same as on the CPU.
 #include <string>
 #include <vector>

@@ -1,7 +1,7 @@
 // A correction is drawn by rejection before it is drawn from the residual's masses (verify.hpp).
-// Each try, by exact enumeration of its two draws with those before it failing: the token that it
-// gives has the residual's distribution, and it succeeds as often as the residual has mass, to
-// 1e-12; so has the token that is drawn where all fail.
+// Each try, by exact enumeration of its two draws after failed tries: the token that it gives has
+// the residual's distribution, and it succeeds as often as the residual has mass, to 1e-12; so has
+// the token that is drawn where all fail.
 #include <cstdio>
 #include <random>
 
@@ -26,7 +26,7 @@ struct Case {
   float top_p = 1.0f;
 };
 
-// A request whose draft tokens are all rejected: the token behind them, as a function of its draws.
+// A request with all draft tokens rejected: the token after them, as a function of its draws.
 class Correction {
  public:
   Correction(const Case& test, int64_t vocab, uint64_t seed)
@@ -43,7 +43,7 @@ class Correction {
     p_ = sampled(target_, nullptr);
     const Distribution own = sampled(draft_, &statistics_);
     for (int64_t x = 0; x < vocab; ++x) q_.push_back(own[map_[x]]);
-    // The draft token: of those that p may give, the one of which the draft has the most too much.
+    // The draft token: of the tokens that p may give, the one with the draft's largest excess.
     for (int64_t x = 1; x < vocab; ++x) {
       if (p_[x] > 0.0 && (p_[y_] == 0.0 || q_[x] - p_[x] > q_[y_] - p_[y_])) y_ = x;
     }
@@ -161,7 +161,7 @@ class Correction {
   int32_t status_ = 0;
 };
 
-// First bits that draw each token of a distribution, and behind them 2^64, as fractions of it.
+// First bits that draw each token of a distribution, and then 2^64, as fractions of it.
 std::vector<double> running_sums(const Distribution& distribution) {
   std::vector<double> sums{0.0};
   for (double share : distribution) sums.push_back(sums.back() + share);
@@ -181,10 +181,10 @@ void prove(const Case& test, int64_t vocab, uint64_t seed, double* worst, int* c
     if (left[x] < 1e-3) continue;
     (first < 0 ? first : second) = x;
   }
-  if (second < 0) return;  // which try gave the only token cannot be told
+  if (second < 0) return;  // which try gave the only token is unknown
   ++*cases;
   const std::vector<double> sums = running_sums(correction.p());
-  const auto inside = [&](int64_t x) {  // bits in the middle of those that draw x from p
+  const auto inside = [&](int64_t x) {  // bits in the middle of the bits that draw x from p
     return static_cast<uint64_t>((sums[x] + 0.5 * correction.p()[x]) * kTwo64);
   };
   const auto fail = [&](int64_t number) {
@@ -207,7 +207,7 @@ void prove(const Case& test, int64_t vocab, uint64_t seed, double* worst, int* c
     for (int64_t x = 0; x < vocab; ++x) {
       if (correction.p()[x] == 0.0) continue;
       const int64_t other = x == first ? second : first;
-      correction.emit_draw() = first_bits[other];  // what comes if the try fails
+      correction.emit_draw() = first_bits[other];  // the token if the try fails
       correction.token_draw(j) = inside(x);
       const Edge edge = find_edge(
           [&](uint64_t bits) {
@@ -218,7 +218,7 @@ void prove(const Case& test, int64_t vocab, uint64_t seed, double* worst, int* c
           },
           left[x] / correction.p()[x]);
       given[x] = correction.p()[x] * edge.fraction();
-      // The bits that draw x from p are those that draw it in `sample`.
+      // The bits that draw x from p are the same in `sample`.
       for (const double end : {1e-9, 1.0 - 1e-9}) {
         correction.test_draw(j) = 0;
         correction.token_draw(j) =

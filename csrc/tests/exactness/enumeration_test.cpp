@@ -19,7 +19,7 @@ using polyspec::SamplingParams;
 
 constexpr double kExact = 1e-12;  // total variation that double sums of exact integers leave
 constexpr double kFloat =
-    1e-5;  // what float logits and the integer distribution may differ from double arithmetic
+    1e-5;  // difference of float logits and the integer distribution from double arithmetic
 constexpr double kVisible = 0.01;  // total variation that every planted mistake must exceed
 
 struct Filter {
@@ -186,8 +186,8 @@ void prove_rounds() {
   bounded("4 levels, 3 tokens, EOS, all", toy_chain(4, 3, 2, kAll, any), 6, four);
 }
 
-// Windows may move with what is pending, even with the drafts that nobody has verified: nothing
-// sampled is dropped.
+// Windows may move with the pending tokens, even with unverified drafts: no sampled token is
+// dropped.
 void prove_moving_windows() {
   const auto peek = [](const std::vector<Text>& pending) -> std::vector<int64_t> {
     const Text& drafts = pending.back();

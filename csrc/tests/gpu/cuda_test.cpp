@@ -55,7 +55,7 @@ void same(const std::vector<unsigned char>& expected, const std::vector<unsigned
   if (!found.empty()) throw Failure(name + ": " + found);
 }
 
-// What was checked, by operator and shape, and the first failures of each.
+// The number of checks, by operator and shape, and the first failures of each.
 class Tally {
  public:
   // Runs a check, which throws where it fails. Throws itself where the device does not answer any
@@ -236,7 +236,7 @@ std::string shown(const Shape& shape) {
   return groups + " of " + std::to_string(shape.ctas) + " CTAs";
 }
 
-// A call on the device, and what the CPU backend makes of it.
+// A call on the device, compared with the CPU backend.
 template <class Case>
 class Compared {
  public:
@@ -270,12 +270,12 @@ class Compared {
     inputs_.write(std::vector<unsigned char>(input_bytes_.size(), 0));
     cudaGraph_t graph;
     cudaGraphExec_t executable;
-    params();  // makes the workspace, which cannot be made in a capture
+    params();  // allocates the workspace, which a capture cannot
     const bool before = polyspec::is_capturing(Stream::on(stream_));
     CUDA_OK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
     const bool during = polyspec::is_capturing(Stream::on(stream_));
     const Result result = ::run(params(), Stream::on(stream_));
-    const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);  // whatever the call said
+    const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);  // after an error as well
     result_ok(result, name_ + ", captured");
     CUDA_OK(ended);
     if (before || !during) throw Failure(name_ + ": is_capturing does not say so");
@@ -346,7 +346,7 @@ class TwoStreams {
   std::vector<std::unique_ptr<Compared<cases::VerifyCase>>> calls_;
 };
 
-// Says that a part is done, how long it took, and what failed so far: a run may be cut short.
+// Prints that a part is done, how long it took, and the failures so far: a run may be cut short.
 void done(const std::string& what) {
   static auto began = std::chrono::steady_clock::now();
   const auto now = std::chrono::steady_clock::now();
@@ -363,14 +363,15 @@ void print_active_clusters() {
     kernels[kernel][ctas] = clusters;
   std::printf("clusters that run at the same time, by CTAs of each:\n");
   for (const auto& [kernel, clusters] : kernels) {
-    const size_t name = kernel.find("kernel = ") + 9;  // of what the compiler calls the template
+    const size_t name = kernel.find("kernel = ") + 9;  // of the compiler's name of the template
     std::printf("  %s", kernel.substr(name, kernel.find(';', name) - name).c_str());
     for (const auto& [ctas, count] : clusters) std::printf(", %d: %d", ctas, count);
     std::printf("\n");
   }
 }
 
-// Within the bound, and a row what it is alone; the stand-in has the bits, too (random_calls_test).
+// Within the bound, and a row the same as alone; the simulated device is compared bit for bit
+// (random_calls_test).
 void check_int4(uint64_t seed, cudaStream_t stream) {
   const cases::Int4Case call(seed);
   const DeviceBytes inputs(call.inputs.bytes), outputs(call.outputs.bytes);
@@ -440,8 +441,8 @@ void run_all(uint64_t count, int64_t largest) {
   }
   done("random cases");
 
-  // What another multiprocessor wrote into distributed shared memory, or a stream beside this one
-  // into global memory, is read, and not what a cache of its own still holds.
+  // Reads see the writes of another multiprocessor to distributed shared memory, and of another
+  // stream to global memory, not old values in a cache.
   const int64_t middle = std::min<int64_t>(largest, 50257);
   const Compared<cases::SampleCase> sampled(3, 1000, stream, "sample");
   const Compared<cases::VerifyCase> verified(4, middle, stream, "verify");

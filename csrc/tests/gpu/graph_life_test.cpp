@@ -1,5 +1,5 @@
-// What was promised to a captured call is kept when its graph, and all that was made of it, is
-// gone. Skipped (77) without kernels or without a device that runs them.
+// A captured call's release is called when its graph, and all instances of it, are gone. Skipped
+// (77) without kernels or without a device that runs them.
 #include "cuda/launch.hpp"
 #include "polyspec/capture.hpp"
 #include "support/check.hpp"

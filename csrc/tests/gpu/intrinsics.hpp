@@ -1,4 +1,4 @@
-// What the kernels' instructions answer in corners that a CPU cannot settle. Part of cuda_test.
+// The results of the kernels' instructions in corners that a CPU cannot settle. Part of cuda_test.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace intrinsics {
 
-// Runs them on the current device; one line for each answer that is not what the kernels take it
-// for. Throws std::runtime_error with CUDA's own words where the device fails.
+// Runs them on the current device; one line for each result that the kernels do not expect. Throws
+// std::runtime_error with CUDA's message where the device fails.
 std::vector<std::string> wrong_answers();
 
 }  // namespace intrinsics

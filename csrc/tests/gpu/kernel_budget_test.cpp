@@ -1,5 +1,5 @@
-// Registers and shared memory of every kernel for every architecture, from what ptxas said when the
-// library was built, against kernel_budget.txt. A stack frame or a spill fails whatever the budget.
+// Registers and shared memory of every kernel for every architecture, by the output of ptxas when
+// the library was built, against kernel_budget.txt. A stack frame or a spill fails with any budget.
 // Skipped (77) in a build without CUDA.
 #include <cxxabi.h>
 
@@ -52,7 +52,7 @@ std::string quoted(const std::string& line, int which) {
   return line.substr(begin, line.find('\'', begin) - begin);
 }
 
-// Adds what a log says; returns the number of kernels in it.
+// Adds the entries of a log; returns the number of kernels in it.
 int read_log(std::istream& log, Kernels* kernels) {
   std::string line, name, architecture;
   int count = 0;
@@ -100,7 +100,7 @@ const Budget* budget_of(const std::string& name, const std::vector<Budget>& budg
   return nullptr;
 }
 
-// What the first kernel that does not keep to its budget uses; "" if all do.
+// The usage of the first kernel over its budget; "" if there is none.
 std::string first_over(const Kernels& kernels, const std::vector<Budget>& budget) {
   for (const auto& [name, usages] : kernels) {
     const Budget* line = budget_of(name, budget);
@@ -139,7 +139,7 @@ void print(const Kernels& kernels) {
 }
 #endif
 
-// The test itself, on logs made up for it.
+// The test itself, on invented logs.
 void test_reading() {
   const std::string symbol = "_ZN8polyspec4cuda13verify_kernelIfLi384ENS_12VerifyParamsEEEvT1_";
   std::istringstream log("ptxas info    : Compiling entry function '" + symbol +

@@ -1,4 +1,4 @@
-// The loops over a row's logits, each in a kernel of its own. Nothing runs them:
+// The loops over a row's logits, each in a separate kernel. Nothing runs them:
 // python_tests/ops/test_code_budget.py compiles and disassembles them.
 #include "cuda/kernels.cuh"
 

@@ -1,6 +1,6 @@
 // Times of `verify` on a device by how it is launched: CTAs of a group times groups that share the
-// rows out, 0 groups for walks, behind the backend's own choice. Not a test: launch_shape.hpp takes
-// its choices from what this prints.
+// rows out, 0 groups for walks, after the backend's choice. Not a test: launch_shape.hpp takes its
+// choices from this output.
 //
 //   verify_shapes [vocabulary [draft tokens]]    128256 and 10; bfloat16 logits
 #include <cstdio>
@@ -27,7 +27,7 @@ using polyspec::Stream;
 constexpr int64_t kMostRequests = 64;
 constexpr int kRepeats = 8, kWarmUp = 2;
 constexpr size_t kFlushed = 256 << 20;  // more than caches hold
-constexpr float kNoise = 0.55f;         // of the target's logits beside the draft's
+constexpr float kNoise = 0.55f;         // of the target's logits relative to the draft's
 constexpr int kMultiprocessors = 132;
 
 void ok(cudaError_t error) {
@@ -119,7 +119,7 @@ class Verifications {
     ok(polyspec::sample(p, on_stream()));
   }
 
-  // Prints the median microseconds behind the shape.
+  // Prints the median microseconds after the shape.
   void time(const polyspec::SamplingParams& sampling, polyspec::Rule rule, int64_t batch, int ctas,
             int groups) const {
     polyspec::VerifyParams p;

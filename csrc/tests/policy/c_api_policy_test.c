@@ -70,7 +70,7 @@ static void test_rounds(void) {
   polyspec_policy_destroy(policy);
 }
 
-/* A row is a place in a batch, not the number of a request: memory is kept up to the largest. */
+/* A row is an index in a batch, not the number of a request: memory is kept up to the largest. */
 static void test_rows(void) {
   int64_t windows[1] = {-1};
   polyspec_policy* policy = NULL;
@@ -84,10 +84,10 @@ static void test_rows(void) {
   CHECK(polyspec_policy_forget_row(policy, report.row) == POLYSPEC_INVALID_ARGUMENT);
   CHECK(polyspec_policy_forget_row(policy, -1) == POLYSPEC_INVALID_ARGUMENT);
   CHECK(polyspec_policy_forget_row(NULL, 0) == POLYSPEC_INVALID_ARGUMENT);
-  CHECK(polyspec_policy_forget_row(policy, 65535) == POLYSPEC_OK); /* never told of */
+  CHECK(polyspec_policy_forget_row(policy, 65535) == POLYSPEC_OK); /* never reported */
   polyspec_policy_destroy(policy);
 
-  /* The windows that other rows are given stand; what the row did is not learned from. */
+  /* The windows of other rows stay; the report of the row is not used. */
   const polyspec_step_report whole = {1, 0, 4, 4, 4, 1, 0.0};
   const int64_t expected[2][2] = {{5, 6}, {5, 5}};
   for (int forgets = 0; forgets < 2; ++forgets) {

@@ -1,6 +1,6 @@
-// A chain whose policy stops drafting and asks again: which passes its engines are asked for, and
-// what the policy is told of them. And chains whose engines, sinks, proposers and policies are at
-// the edge of their contracts, or beyond it.
+// A chain with a policy that stops drafting and asks again: the passes of its engines, and the
+// reports to the policy. And chains with engines, sinks, proposers and policies at the edge of
+// their contracts, or beyond it.
 #include <cstdio>
 #include <memory>
 #include <stdexcept>
@@ -55,7 +55,7 @@ class Counting final : public polyspec::Engine {
   std::vector<float> logits_;
 };
 
-// The windows of a list, one round after another, and the steps it was told of.
+// The windows of a list, one round after another, and the reported steps.
 class Listed final : public polyspec::WindowPolicy {
  public:
   Listed(std::vector<int64_t> windows, std::vector<std::vector<StepReport>>* told)
@@ -94,11 +94,11 @@ void test_a_draft_reads_what_it_has_missed_when_it_is_asked() {
     CHECK_EQ((11 + static_cast<int64_t>(i)) % kVocab, text[i]);
   }
 
-  // {first token, tokens, rows of logits}: a pass over what was missed, and then one a token.
+  // {first token, tokens, rows of logits}: a pass over the unread tokens, and then one a token.
   const std::vector<std::vector<int64_t>> expected = {
       {0, 10, 0},  {10, 1, 1}, {11, 1, 1}, {12, 1, 1},  // the prompt and a token of the target's
-      {13, 13, 0}, {26, 1, 1}, {27, 1, 1},              // twelve plain ones
-      {28, 2, 1},  {30, 1, 1},                          // what it is behind after every round
+      {13, 13, 0}, {26, 1, 1}, {27, 1, 1},              // twelve plain passes
+      {28, 2, 1},  {30, 1, 1},                          // tokens unread after every round
   };
   CHECK_EQ(expected.size(), draft.passes.size());
   for (size_t i = 0; i < expected.size(); ++i) {
@@ -111,7 +111,7 @@ void test_a_draft_reads_what_it_has_missed_when_it_is_asked() {
   CHECK_EQ(9, target.passes[0].count);  // all of the prompt but its last token
   CHECK_EQ(0, chain.stats()[0].caught_up);
 
-  // The policy is told of it apart from the steps.
+  // It is reported apart from the steps.
   for (size_t round = 0; round < told.size(); ++round) {
     const bool caught_up = round == 1 || round == 14;
     const size_t drafted = round == 1 || round >= 14;
@@ -174,7 +174,7 @@ void test_an_engine_without_a_limit() {
   CHECK(chain.ended() == polyspec::Ended::kLength);
 }
 
-// What the target has emitted stays, and the chain can be used again.
+// Tokens that the target has emitted stay, and the chain can be used again.
 void test_a_sink_that_throws() {
   Counting target, draft;
   Chain chain({&target, &draft}, {3});

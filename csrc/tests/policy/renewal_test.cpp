@@ -49,7 +49,7 @@ void test_cascade() {
   }
 }
 
-// Tokens and passes per round of the target, from a Scheduler whose levels accept by chance.
+// Tokens and passes per round of the target, from a Scheduler with levels that accept by chance.
 RenewalRound simulated(const std::vector<double>& acceptance, const std::vector<int64_t>& windows,
                        const std::vector<int64_t>& rounds, int64_t targets) {
   polyspec::Scheduler scheduler(windows, rounds);

@@ -26,7 +26,7 @@ using Words = std::vector<int64_t>;
 constexpr int64_t kEos = 9;
 constexpr int32_t kTarget = 1, kMiddle = 2, kDrafter = 3;
 
-// Three levels and one row: the prompt 5 6 7, whose last token no cache holds.
+// Three levels and one row: the prompt 5 6 7; no cache holds its last token.
 struct Chain {
   explicit Chain(int64_t room = 100, int64_t capacity = 40, int64_t steps = 12)
       : rows(3, 1, capacity, steps) {
@@ -34,7 +34,7 @@ struct Chain {
     rows.set_windows(0, {100, 2}, {2, 0});
   }
 
-  // One step whose part is not in doubt; returns its `slots`.
+  // One step with a known part; returns its `slots`.
   Words draft(const Words& tokens, std::vector<int32_t> status = {}, Words eos = {kEos, -1}) {
     CHECK_EQ(1, rows.next(kDrafter, 30)[0].part);
     status.resize(tokens.size(), 0);
@@ -67,7 +67,7 @@ void test_round() {
   CHECK(c.rows.next(kDrafter, 2)[0] == (Planned{1, 1, 0, 2, 3, 0, {7, 0}}));
   CHECK(c.rows.next(kMiddle, 2)[0] == (Planned{0, 0, 0, 0, 3, 0, {0, 0}}));
   CHECK(c.draft({1, 2}) == (Words{0, 1}));
-  CHECK_EQ(4, c.cached(kDrafter));  // of 5: the last draw was read by nobody
+  CHECK_EQ(4, c.cached(kDrafter));  // of 5: no pass has read the last draw
   CHECK(c.rows.next(kMiddle, 4)[0] == (Planned{1, 3, 0, 2, 3, 0, {7, 1, 2, 0}}));
   CHECK(c.verify(kMiddle, 1, {1, 3, -1}) == (Words{0, 1, kPadding}));
   c.expect_text({5, 6, 7, 1, 3});
@@ -88,7 +88,7 @@ void test_round() {
 
 void test_eos() {
   Chain c;
-  c.draft({kEos, 2});  // behind its EOS a draft has nothing more
+  c.draft({kEos, 2});  // after its EOS a draft has nothing more
   c.expect_text({5, 6, 7, kEos});
   CHECK(c.rows.log(0, 0) == (Entry{2, 3, 0, 1, 1, 0}));
   CHECK(!c.part(kDrafter));
@@ -110,7 +110,7 @@ void test_eos() {
   none.draft({1, kEos}, {}, {});
   CHECK_EQ(0, none.rows.log(0, 0).ended);
 
-  Chain late;  // an id that ends the text from now on: what was accepted behind it is cut as well
+  Chain late;  // an id that ends the text from now on: tokens accepted after it are cut as well
   late.draft({kEos, 2}, {}, {});
   late.verify(kMiddle, 2, {kEos, 2, 4});
   CHECK(late.rows.log(0, 1) == (Entry{2, 3, 1, 1, 1, 0}));
@@ -140,7 +140,7 @@ void test_errors() {
   CHECK_EQ(3, draft.total());
   draft.expect_idle();
 
-  Chain negative;  // a token that nobody explains
+  Chain negative;  // a token of unknown origin
   negative.draft({-1, 4});
   CHECK(negative.rows.log(0, 0) == (Entry{2, 3, 0, 0, 0, polyspec::kStatusTokenOutOfRange}));
   negative.expect_idle();
@@ -206,11 +206,11 @@ void test_full_log() {
 }
 
 void test_full_tail() {
-  Chain c(100, 4);  // one place behind the prompt
+  Chain c(100, 4);  // one slot after the prompt
   c.draft({1, 2});
   CHECK(c.rows.log(0, 0) == (Entry{2, 3, 0, 1, 0, 0}));
   c.expect_text({5, 6, 7, 1});
-  CHECK(c.part(kMiddle));  // what was cut off is a proposal less, and not an error
+  CHECK(c.part(kMiddle));  // a token cut off is a proposal less, and not an error
   c.verify(kMiddle, 1, {1, 8, -1});
   CHECK(c.rows.log(0, 1) == (Entry{1, 3, 1, 1, 0, 0}));
   c.expect_text({5, 6, 7, 1});
@@ -237,7 +237,7 @@ void test_width() {
 void test_begun_round() {
   Chain c;
   c.rows.level(0, kMiddle, Shape::kPending) = 1;
-  c.rows.level(0, kMiddle, Shape::kCached) = 1;  // the token in front of it is still to be read
+  c.rows.level(0, kMiddle, Shape::kCached) = 1;  // the token before it is still to be read
   CHECK(c.rows.next(kDrafter, 1)[0] == (Planned{1, 1, 0, 1, 3, 0, {7}}));
   CHECK(c.draft({4}) == (Words{1}));
   CHECK_EQ(2, c.rows.level(0, kMiddle, Shape::kPending));
@@ -351,8 +351,8 @@ void test_proposed_counts() {
   CHECK(more.stopped());
 }
 
-// Words that cannot be: such a row takes no part, stops with an error in its log, and nothing else
-// of it changes. Nor does a row of a plan that cannot be write outside.
+// Invalid words: their row takes no part, stops with an error in its log, and changes in no other
+// word. A row of an invalid plan does not write outside either.
 void test_words_that_cannot_be() {
   const int64_t most = INT64_MAX, least = INT64_MIN;
   struct Spoiled {

@@ -1,6 +1,6 @@
 // schedule_next and schedule_report over the fixed order of bounded rounds, and step by step with
-// windows that move, against one Scheduler per row and what a driver would keep itself: the text,
-// and how much of it each cache holds.
+// windows that move, against one Scheduler per row and the state of a driver: the text, and how
+// much of it each cache holds.
 #include <algorithm>
 #include <memory>
 
@@ -23,7 +23,7 @@ using state_rows::StateRows;
 
 constexpr int64_t kVocab = 7, kNumEos = 2;
 
-// How often the random requests came to what is tested here.
+// How often the random requests reached the tested cases.
 struct Seen {
   int64_t target_rounds = 0, drafts = 0, verifications = 0, idle = 0, too_wide = 0;
   int64_t wandered = 0, short_drafts = 0, ended = 0, notes = 0, failed = 0, tails = 0;
@@ -165,7 +165,7 @@ class Batch {
     }
   }
 
-  // What the row's Scheduler has it do in a step of `level`, if anything.
+  // The row's part in a step of `level` by its Scheduler, if any.
   bool takes_part(const Row& row, int32_t level, int64_t* count) const {
     const Step step = row.scheduler.next();
     *count = step.count;
@@ -194,7 +194,7 @@ class Batch {
     return plan;
   }
 
-  // What a driver of a fixed order counts on (round_state.hpp).
+  // The assumptions of a driver of a fixed order (round_state.hpp).
   void check_unread(const Row& row, int32_t level, int64_t count, int64_t unread) const {
     const size_t own = static_cast<size_t>(level - 1);
     int64_t most = std::max<int64_t>(row.lags[own], level) + (level == n_ ? 0 : count);
@@ -256,7 +256,7 @@ class Batch {
     if (level != n_) came->counts.push_back(random_.below(9) - 1);
   }
 
-  // Tokens and their status; those behind the row's own count, or behind its EOS, do not matter.
+  // Tokens and their status; tokens after the row's count, or after its EOS, do not matter.
   void draft_outcome(const Row& row, int64_t count, Came* came) {
     bool mine = true;
     for (int64_t i = 0; i < came->width; ++i) {
@@ -268,7 +268,7 @@ class Batch {
     }
   }
 
-  // An accepted prefix of what is pending and a token behind it; rarely an error.
+  // An accepted prefix of the pending tokens and a token after it; rarely an error.
   void verify_outcome(const Row& row, int64_t count, Came* came) {
     const int64_t accepted = random_.chance(0.4) ? count : random_.below(count + 1);
     const bool fails = random_.chance(0.004), note = random_.chance(0.1);
@@ -285,7 +285,7 @@ class Batch {
                            (note ? polyspec::kStatusZeroResidual : 0));
   }
 
-  // What `came` means for the row as the test keeps it, and where its distributions belong.
+  // Applies `came` to the row as the test keeps it; and the slots of its distributions.
   void enter(Row& row, int64_t b, int32_t level, const Came& came, std::vector<int64_t>* place) {
     int64_t count = 0;
     if (!takes_part(row, level, &count)) {

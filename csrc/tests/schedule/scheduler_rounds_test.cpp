@@ -117,7 +117,7 @@ void test_little_room() {
   expect_done(s);
 }
 
-// What a std::invalid_argument of creating a scheduler says.
+// The message of std::invalid_argument from creating a scheduler.
 std::string refusal(std::vector<int64_t> windows, std::vector<int64_t> rounds) {
   try {
     Scheduler(std::move(windows), std::move(rounds));

@@ -1,5 +1,5 @@
-// The schedule with a tail, through both of its entry points: before the target verifies what level
-// 2 has handed up, level n drafts more behind it.
+// The schedule with a tail, through both of its entry points: before the target verifies the tokens
+// of level 2, level n drafts more after them.
 #include <stdexcept>
 
 #include "support/scheduler_steps.hpp"
@@ -8,7 +8,7 @@ namespace {
 
 using namespace scheduler_steps;
 
-// Blocks of so many tokens from level 2 of three, each behind a draft where there is room for one.
+// Blocks of so many tokens from level 2 of three, each after a draft where there is room for one.
 void hand_up(Scheduler& s, std::initializer_list<int64_t> blocks) {
   for (const int64_t block : blocks) {
     if (s.next().level == 3) s.report(3, s.next().count);
@@ -116,12 +116,12 @@ void test_windows() {
   s.set_windows({4, 2});
   hand_up(s, {3, 3});
   s.report(3, 2);
-  s.set_windows({9, 2});  // larger from the next round on: behind a tail comes its verification
+  s.set_windows({9, 2});  // larger from the next round on: after a tail comes its verification
   expect_verify(s, 1, 8);
   s.set_windows({4, 2});
   s.report(1, 9);
   s.report(3, 2);
-  s.set_windows({0, 2});  // what has been drafted is verified first
+  s.set_windows({0, 2});  // drafted tokens are verified first
   expect_verify(s, 2, 2);
   s.report(2, 3);
   expect_tail(s, 2);
@@ -141,7 +141,7 @@ void test_four_levels() {
   expect_verify(s, 1, 6);
 }
 
-// Level 2 decodes alone, and what the drafter drafts are tails.
+// Level 2 decodes alone, and all drafts are tails.
 void test_a_level_that_decodes_alone() {
   Scheduler s({5, 0, 3});
   s.set_tail(2);

@@ -1,6 +1,6 @@
 // The schedule through both of its entry points, Scheduler and the operators over a state row:
 // scripted rounds, misuse, and a random property test against the contract in scheduler.hpp. Bounds
-// on what a level waits for have scripts of their own (scheduler_rounds_test.cpp) and are among the
+// on the blocks of a level have separate scripts (scheduler_rounds_test.cpp) and are among the
 // random requests.
 #include <algorithm>
 #include <random>
@@ -166,7 +166,7 @@ void test_misuse() {
   expect_verify(s, 2, 3);  // no failed call changed anything
 }
 
-// Plays random requests and keeps its own counts. Every step must fit them, and the request must
+// Plays random requests and keeps separate counts. Every step must fit them, and the request must
 // end.
 void test_random_requests() {
   std::mt19937_64 random(20240607);
@@ -191,7 +191,7 @@ void test_random_requests() {
     const int64_t limit = below(24);
     Scheduler s(windows, rounds);
     s.start(limit);
-    std::vector<int64_t> pending(n, 0);  // pending[i]: of level i; [0] is what was committed
+    std::vector<int64_t> pending(n, 0);  // pending[i]: of level i; [0] are the committed tokens
     std::vector<int64_t> blocks(n, 0);
     std::vector<bool> ends(n, false);
     int64_t budget = (limit + 1) << n;  // far above the worst case of one token per step and level
@@ -221,7 +221,7 @@ void test_random_requests() {
         waiting += pending[i];
         CHECK(rounds[i - 1] == 0 || blocks[i] <= rounds[i - 1]);
       }
-      // Nobody above waits longer than it must.
+      // No level above waits longer than it must.
       for (int32_t i = 1; i < step.level; ++i) CHECK(!got_rounds(i));
       for (int32_t i = 1; i < step.level && !moving; ++i) {
         CHECK(!(pending[i] >= wanted_by(i) || ends[i] || (i == n - 1 && short_draft)));

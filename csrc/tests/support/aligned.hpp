@@ -1,4 +1,4 @@
-// Memory as the packed products want it: 64-byte aligned, and filled with what nobody may read.
+// Memory for the packed products: 64-byte aligned, and filled with values that no call may read.
 #pragma once
 
 #include <cstdint>

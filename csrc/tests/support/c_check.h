@@ -1,4 +1,4 @@
-/* Assertions of the C tests: they name the place and the library's last error, and end with
+/* Assertions of the C tests: they print file, line and the library's last error, and end with
  * status 1.
  */
 #ifndef POLYSPEC_TESTS_C_CHECK_H_

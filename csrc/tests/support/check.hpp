@@ -1,4 +1,4 @@
-// Assertions for the CTest programs. A failed check prints file:line, the expected and the given
+// Assertions for the CTest programs. A failed check prints file:line, the expected and the actual
 // value, and ends the program with status 1. No framework: a test is a main() that calls functions.
 #pragma once
 

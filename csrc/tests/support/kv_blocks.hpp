@@ -1,4 +1,4 @@
-// What the tests of the cache operators share: tensors with sentinels at both ends and poison
+// Helpers of the tests of the cache operators: tensors with sentinels at both ends and poison
 // between the vectors, and the order in which they run the threads of a CUDA grid.
 #pragma once
 
@@ -19,7 +19,7 @@ using namespace polyspec;
 constexpr int64_t kGuard = 64;  // bytes of sentinel at both ends
 constexpr uint8_t kPoison = 0xA5;
 
-// [n0, n1, n2, dim] with a gap behind every vector (`pad` elements) and sentinels at both ends,
+// [n0, n1, n2, dim] with a gap after every vector (`pad` elements) and sentinels at both ends,
 // 16-byte aligned.
 struct Block {
   int64_t n0, n1, n2, dim;

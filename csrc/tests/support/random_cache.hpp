@@ -1,6 +1,6 @@
-// Random calls of the operators of polyspec/kv_cache.hpp, as random_case.hpp makes those of
-// polyspec::sample. Caches are outputs: the calls change them in place. Between vectors there are
-// gaps, some rows do not fit, and some tables and paths are damaged.
+// Random calls of the operators of polyspec/kv_cache.hpp, as random_case.hpp for polyspec::sample.
+// Caches are outputs: the calls change them. Between vectors there are gaps, some rows do not fit,
+// and some tables and paths are damaged.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ struct Vectors {
   size_t at = kNone;
 };
 
-// What kinds of vectors a cache has.
+// The kinds of vectors of a cache.
 struct Element {
   explicit Element(Random& random) {
     const int64_t dims[] = {1, 3, 8, 16, 64, 96, 128};
@@ -49,7 +49,7 @@ struct Element {
   int32_t size;
 };
 
-// The new tokens of an append, and what it says of its rows.
+// The new tokens of an append, and its row parameters.
 class NewTokensCase {
  public:
   NewTokensCase(Random& random, Block& inputs, Block& outputs, const Element& element,
@@ -183,7 +183,7 @@ class PagedAppendCase {
   size_t table_;
 };
 
-// Its inputs hold addresses, and are those of one place of its outputs: inputs_for.
+// Its inputs hold addresses, for one address of its outputs: inputs_for.
 class CompactTreeCase {
  public:
   explicit CompactTreeCase(uint64_t seed, Extent = {})
@@ -300,7 +300,7 @@ class PagesCase {
     status_ = outputs.reserve<int32_t>(static_cast<size_t>(batch_));
   }
 
-  // Of a type of its own: two operators have these parameters.
+  // A separate type: two operators have these parameters.
   struct Params : polyspec::PagesParams {};
   Params params(const unsigned char* in, unsigned char* out) const {
     Params p;
@@ -326,7 +326,7 @@ class PagesCase {
   size_t lengths_, table_, held_, free_, free_count_, status_;
 };
 
-// What a call reads, where its outputs lie at `out`.
+// The inputs of a call with its outputs at `out`.
 template <class Case>
 std::vector<unsigned char> inputs_for(const Case& call, unsigned char*) {
   return call.inputs.bytes;

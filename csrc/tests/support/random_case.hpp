@@ -2,9 +2,9 @@
 // tests that compare backends.
 //
 // A call's inputs lie in one block of memory and its outputs in another, so that a test can run it
-// again over other memory (an output block of its own, or a device) and compare all outputs, and
-// what lies between them, with one memcmp. Output blocks are poisoned: a byte that one backend
-// leaves unwritten and the other does not shows.
+// again over other memory (a separate output block, or a device) and compare all outputs, and the
+// gaps between them, with one memcmp. Output blocks are poisoned: a byte that one backend leaves
+// unwritten and the other does not shows.
 #pragma once
 
 #include <cmath>
@@ -56,7 +56,7 @@ class Random {
 // A block of memory that pointers are handed out into before its address is known.
 class Block {
  public:
-  // Room for n values, 16-byte aligned, with 16 bytes of poison behind. Returns the offset.
+  // Room for n values, 16-byte aligned, with 16 bytes of poison after them. Returns the offset.
   template <class T>
   size_t reserve(size_t n) {
     const size_t size = n * sizeof(T);
@@ -75,7 +75,7 @@ class Block {
   std::vector<unsigned char> bytes;
 
   // From then on arrays are aligned as their values only, and end where a page of the block ends; a
-  // test may keep anybody from touching the page behind: `guards` are their offsets.
+  // test may protect the page after it: `guards` are their offsets.
   static inline bool with_guards = false;
   static constexpr size_t kPage = 4096;
   std::vector<size_t> guards;
@@ -141,7 +141,7 @@ inline void random_row(Random& random, float* row, int64_t vocab, bool faults) {
 
 inline DType random_dtype(Random& random) { return static_cast<DType>(random.below(3)); }
 
-// A parameter as a scalar or as an array; the array's place in the inputs, or kNone.
+// A parameter as a scalar or as an array; the array's offset in the inputs, or kNone.
 constexpr size_t kNone = ~size_t{0};
 template <class T, size_t n>
 void random_parameter(Random& random, Block& inputs, int64_t batch, const T (&values)[n], T* scalar,
@@ -239,8 +239,7 @@ struct Extent {
 };
 
 // A call of polyspec::sample.
-// The allow-masks of rows, from one that allows nothing to one that allows all. Bits behind the
-// vocabulary mean nothing.
+// The allow-masks of rows, from none allowed to all allowed. Bits past the vocabulary mean nothing.
 inline std::vector<int32_t> random_masks(Random& random, int64_t rows, int64_t vocab) {
   const int64_t words = (vocab + 31) / 32;
   std::vector<int32_t> masks;

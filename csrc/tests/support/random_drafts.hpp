@@ -1,5 +1,4 @@
-// What random calls of both verifications have in common: how their tokens were drafted, and where
-// their texts end.
+// Random drafts and cuts for calls of both verifications.
 #pragma once
 
 #include <cstring>
@@ -41,10 +40,10 @@ inline Drafted draft_token(const Block& inputs, const Knobs& knobs, int64_t b, D
   return {token.back() < 0 ? 0 : token.back(), statistics.back()};
 }
 
-// In half of the cases: tokens that end a text, room, and what is to be told of them.
+// In half of the cases: tokens that end a text, room, and the outputs for them.
 class Cuts {
  public:
-  // drafted: ids among which some of those that end a text are.
+  // drafted: ids, some of which end a text.
   Cuts(Random& random, Block& inputs, Block& outputs, int64_t batch, int64_t vocab,
        const std::vector<int64_t>& drafted) {
     if (random.chance(0.5)) return;

@@ -1,6 +1,6 @@
 // The random calls of random_verify.hpp with their rows and parameters elsewhere: the target's rows
-// and the draft tokens without gaps, draft rows in a pool, parameters at slots. What each request
-// is to get is what it gets from the rectangular call, unless it has no row for a bonus.
+// and the draft tokens without gaps, draft rows in a pool, parameters at slots. Each request must
+// get the results of the rectangular call, unless it has no row for a bonus.
 #pragma once
 
 #include <algorithm>
@@ -125,7 +125,7 @@ class Indexed {
     std::vector<unsigned char> bytes;
   };
 
-  // The target's rows, and what goes with each: a request's last entry is no draft token's.
+  // The target's rows, and the entries of each: a request's last entry has no draft token.
   void pack() {
     std::vector<int64_t> offsets{0};
     const bool counted = !kTree && random_.chance(0.5);  // with lengths, and any number of rows

@@ -1,4 +1,4 @@
-// Random 4-bit products on CUDA, beside the plain sums that they are.
+// Random 4-bit products on CUDA, and their plain sums.
 #pragma once
 
 #include <algorithm>
@@ -86,7 +86,7 @@ class Int4Case {
     return result.ok() ? polyspec::int4_product(p, stream) : result;
   }
 
-  // What is wrong with the outputs; "" if nothing is. `bits`: sums are those of `sum_of`.
+  // The first error in the outputs; "" if none. `bits`: sums equal `sum_of`.
   std::string fault(const std::vector<unsigned char>& out, bool bits) const {
     const auto half = [&](size_t at, int64_t i) {
       uint16_t read;
@@ -103,7 +103,7 @@ class Int4Case {
         if (bits && y != bits_of(sum_of(m, n))) return named("of other bits", m, n);
       }
     }
-    for (int64_t m = 0; m + 1 < tokens_; ++m) {  // what lies between rows
+    for (int64_t m = 0; m + 1 < tokens_; ++m) {  // the gaps between rows
       for (int64_t n = shape_.outputs; n < y_stride_; ++n) {
         if (half(y_at_, m * y_stride_ + n) != 0x0101u * Block::kPoison)
           return named("behind", m, n);
@@ -156,7 +156,7 @@ class Int4Case {
     *bound = steps * 0x1p-22 * sizes * (1.0 + rounding) + rounding * std::fabs(*exact) + 0x1p-24;
   }
 
-  // In the kernel's order, with the stand-in's sums of a product of matrices.
+  // In the kernel's order, with the simulated device's sums of a product of matrices.
   float sum_of(int64_t m, int64_t n) const {
     constexpr int64_t kWarps = 8;
     float warps[kWarps] = {};

@@ -1,5 +1,5 @@
 // Random calls of the operators of polyspec/layer.hpp and polyspec/attention.hpp, as
-// random_case.hpp makes those of polyspec::sample.
+// random_case.hpp for polyspec::sample.
 #pragma once
 
 #include "polyspec/attention.hpp"
@@ -8,7 +8,7 @@
 
 namespace cases {
 
-// What the cases of layers share: a type, and values of it.
+// The base of the cases of layers: a type, and values of it.
 class LayerCase {
  public:
   explicit LayerCase(uint64_t seed)
@@ -27,7 +27,7 @@ class LayerCase {
   size_t reserve(int64_t count) {
     return outputs.reserve<unsigned char>(static_cast<size_t>(count) * size());
   }
-  // Numbers that are not finite, and large ones.
+  // Numbers that are not finite, and large numbers.
   float odd(float value) {
     const float values[] = {kInf, -kInf, kNan, 3e38f, 1e-39f, -0.0f};
     return random_.chance(0.002) ? random_.one_of(values) : value;

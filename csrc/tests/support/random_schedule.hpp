@@ -1,6 +1,5 @@
-// Random calls of polyspec::schedule_due, schedule_next and schedule_report, as random_case.hpp
-// makes those of polyspec::sample. The rows are any that keep their own bounds, not only those that
-// a driver would come to.
+// Random calls of polyspec::schedule_due, schedule_next and schedule_report, as random_case.hpp for
+// polyspec::sample. The rows are any within the bounds, not only rows that a driver reaches.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +37,7 @@ class RandomRows {
     line[Shape::kStopped] = random.chance(0.05);
     line[Shape::kStep] = random.below(shape.steps + 1);
     line[Shape::kTailWindow] = random.chance(0.5) ? 0 : random.below(5);
-    int64_t left = total;  // what is pending lies in the text, too
+    int64_t left = total;  // pending tokens are in the text, too
     for (int32_t level = 1; level <= shape.levels; ++level) {
       int64_t* own = line + shape.level_at(level);
       own[Shape::kCached] = random.below(total + 1);
@@ -56,7 +55,7 @@ class RandomRows {
   }
 };
 
-// Poison behind each output, which Block put there.
+// The poison that Block puts after each output.
 inline void check_poison(const std::vector<unsigned char>& bytes, size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) CHECK_EQ(int{Block::kPoison}, int{bytes[i]});
 }
@@ -123,7 +122,7 @@ class ScheduleNextCase {
   size_t state_, input_ids_, plan_;
 };
 
-// The rows are outputs here: the call changes them in place.
+// The rows are outputs here: the call changes them.
 class ScheduleReportCase {
  public:
   explicit ScheduleReportCase(uint64_t seed, Extent = {}) : random_(seed), rows_(random_) {

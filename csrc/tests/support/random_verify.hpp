@@ -1,6 +1,6 @@
-// Random calls of polyspec::verify and polyspec::verify_tree, as random_case.hpp makes those of
-// polyspec::sample. A block is a tree whose parents are i - 1, so that one generator serves both.
-// Most draft tokens are drawn from the row they stand behind; a few are anything at all.
+// Random calls of polyspec::verify and polyspec::verify_tree, as random_case.hpp for
+// polyspec::sample. A block is a tree with parents i - 1, so that one generator serves both. Most
+// draft tokens are drawn from the row before them; a few are arbitrary.
 #pragma once
 
 #include <numeric>
@@ -182,7 +182,7 @@ class Verification {
     if (!deterministic_ && random_.chance(0.4)) draft_statistics_ = inputs.put(statistics);
   }
 
-  // A token of the draft's row, whose statistics are noted, or of the target's.
+  // A token of the draft's row, with its statistics stored, or of the target's.
   int64_t drawn(int64_t b, int64_t row, bool by_draft, RowStatistics* statistics) {
     const DType dtype = by_draft ? draft_dtype_ : target_dtype_;
     const int64_t* stride = by_draft ? draft_stride_ : target_stride_;
@@ -206,7 +206,7 @@ class Verification {
     lengths_ = inputs.put(lengths);
   }
 
-  // Distributions that are not the rows': whatever comes of them comes of them in every backend.
+  // Distributions that are not the rows': every backend must give the same result.
   void forge(std::vector<RowStatistics>& statistics) {
     for (RowStatistics& distribution : statistics) {
       const int64_t kind = random_.below(5);

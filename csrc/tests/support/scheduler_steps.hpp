@@ -1,5 +1,5 @@
 // A request of one chain through both entry points of the schedule, the Scheduler and the operators
-// over a state row, and what they must say next.
+// over a state row, and their expected next step.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@ namespace scheduler_steps {
 
 using polyspec::Step;
 
-// Scheduler's functions. Every step is asked of both and must be the same; what came of it is told
-// to both. The row's tokens are any: only where the text ends matters.
+// Scheduler's functions. Every step of both must be the same, and both get its outcome. The row's
+// tokens are arbitrary: only the end of the text matters.
 class Scheduler {
  public:
   explicit Scheduler(std::vector<int64_t> windows, std::vector<int64_t> rounds = {})
@@ -41,7 +41,7 @@ class Scheduler {
   }
   void report(int32_t level, int64_t emitted, bool eos = false) {
     const Step step = scheduler_.next();
-    scheduler_.report(level, emitted, eos);  // refuses what cannot be; the row stays as it is then
+    scheduler_.report(level, emitted, eos);  // an invalid report changes no row
     state_rows::Came came;
     came.width = emitted + 1;
     came.tokens.assign(static_cast<size_t>(came.width), kToken);

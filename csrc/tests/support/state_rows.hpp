@@ -1,6 +1,5 @@
 // The state rows of a batch (round_state.hpp) in poisoned memory, and the two operators over them.
-// Every call gets outputs full of kPoison; afterwards, what lies around each buffer must be as it
-// was.
+// Every call gets outputs full of kPoison; afterwards, memory around buffers must be unchanged.
 #pragma once
 
 #include <utility>
@@ -16,7 +15,7 @@ using Shape = polyspec::RoundShape;
 constexpr int64_t kPoison = -0x5a5a5a5a5a5a5a5a;
 constexpr int64_t kPadding = -4321;
 
-// n words with more of them on both sides, which nobody may touch.
+// n words between guard words, which no call may touch.
 class Guarded {
  public:
   explicit Guarded(int64_t n) : size_(n), words_(static_cast<size_t>(n + 2 * kMargin), kPoison) {}
@@ -41,7 +40,7 @@ class Guarded {
   std::vector<int64_t> words_;
 };
 
-// A row of what schedule_next says.
+// A row of schedule_next's outputs.
 struct Planned {
   int64_t part, count, first, length, position, round;
   std::vector<int64_t> input_ids;  // [width]
@@ -54,7 +53,7 @@ struct Planned {
   }
 };
 
-// What came of a step. The status is [b, width] for a draft and [b] for a verification.
+// The outcome of a step. The status is [b, width] for a draft and [b] for a verification.
 struct Came {
   int64_t width = 1;
   std::vector<int64_t> tokens;  // [b, width]
@@ -224,7 +223,7 @@ class StateRows {
     plan_.check_margins();
   }
 
-  // What the caches may keep is what the rows say.
+  // The outputs for the caches must agree with the rows.
   void check_kept(const Guarded& kept) const {
     kept.check_margins();
     const std::vector<int64_t> found = kept.copy(), words = state_.copy();

@@ -1,10 +1,10 @@
 // A chain of language models under polyspec's staged rule: engines in, tokens out.
 //
-// Level 1 is the target, level n the drafter. Each level but the last verifies what the one below
-// hands up: it accepts a prefix and adds one token, its correction or its bonus. What it emits has
-// its own distribution whatever path led there, so the level above takes *this* level's
-// distribution as the proposal's q, for every one of those tokens. The text then has the target's
-// distribution, exactly as if the target had sampled alone.
+// Level 1 is the target, level n the drafter. Each level but the last verifies the tokens that the
+// level below emits: it accepts a prefix and adds one token, its correction or its bonus. The
+// emitted tokens have this level's distribution on every path, so the level above uses *this*
+// level's distribution as the proposal's q, for each of the emitted tokens. The text then has the
+// target's distribution, exactly as if the target had sampled alone.
 //
 // The loop is over polyspec's sample, verify and Scheduler, on one thread: that of the caller.
 #pragma once
@@ -30,12 +30,12 @@ namespace polyspec {
 struct ChainSettings {
   int64_t max_new_tokens = 256;
   std::vector<int64_t> eos;  // each of them ends the text, and is its last token
-  int64_t tail = 0;          // unverified tokens that the drafter adds to those of level 2; n >= 3
+  int64_t tail = 0;          // unverified tokens that the drafter adds to level 2's; n >= 3
   // One distribution for all levels, or the chain is not lossless. Of its members the `value`
   // holds.
   SamplingParams sampling;
   // The drafter names its likeliest token and level n - 1 accepts it with the probability it gives
-  // it, in place of min(1, p/q): as exact, and what engines do that keep no draft distributions.
+  // it, instead of min(1, p/q): as exact, and the rule of engines that keep no draft distributions.
   bool greedy_drafts = false;
   uint64_t seed = 0;
   Rule rule = Rule::kToken;
@@ -43,7 +43,7 @@ struct ChainSettings {
 };
 
 struct LevelStats {
-  // But for reading the prompt and what it had missed; a proposer's: how often it was asked.
+  // Without passes over the prompt and unread tokens; a proposer's: the number of its calls.
   int64_t passes = 0;
   int64_t verifications = 0;
   int64_t proposed = 0;  // tokens verified
@@ -67,30 +67,29 @@ enum class Ended : int32_t {
   kFailed = 4,   // see the Outcome
 };
 
-// What a chain has to do with the tokens that the target has just added to the text; false stops.
+// Called with the tokens that the target has just added to the text; false stops.
 using TokenSink = std::function<bool(const int64_t* tokens, int64_t count)>;
 
 // Not to be used from two threads at once; its engines are in use while generate() runs.
 class Chain {
  public:
   // engines: level 1, the target, first, not owned. An id that a level does not have is read by it
-  // as id 0: the text keeps the target's distribution, whatever a draft has read. proposer: the
-  // last level, in place of an engine, or nullptr; not owned. windows: one for each level but the
-  // last; windows[i] tokens is what level i + 1 waits for, and 0 lets it decode alone. One engine
-  // and no window is plain decoding. What is wrong with them is said by outcome(), and by every
-  // generate().
+  // as id 0: the text keeps the target's distribution, independent of the ids that a draft reads.
+  // proposer: the last level, instead of an engine, or nullptr; not owned. windows: one for each
+  // level but the last; level i + 1 waits for windows[i] tokens, and 0 lets it decode alone. One
+  // engine and no window is plain decoding. outcome() and every generate() report wrong arguments.
   Chain(std::vector<Engine*> engines, std::vector<int64_t> windows, Proposer* proposer = nullptr);
 
   const Outcome& outcome() const { return made_; }
 
   // Chooses the windows before every round of the target from now on; nullptr: they stay. Levels
-  // below the target then read a prompt when they are first asked: what speculation costs is told
-  // to the policy, which may not ask at all.
+  // below the target then read a prompt when they are first asked: the policy gets the cost of
+  // speculation, and may not draft at all.
   void set_policy(std::unique_ptr<WindowPolicy> policy) { policy_ = std::move(policy); }
 
-  // Writes the new tokens after `prompt` to *text, the EOS included. After a failure, such as an
-  // exception of a sink or policy, *text has the tokens that the target had emitted until then, and
-  // the chain can be used again.
+  // Writes the new tokens after `prompt` to *text, the EOS included. After a failure, for example
+  // an exception of a sink or policy, *text has the tokens that the target had emitted until then,
+  // and the chain can be used again.
   Outcome generate(const std::vector<int64_t>& prompt, const ChainSettings& settings,
                    std::vector<int64_t>* text, const TokenSink& sink = nullptr) noexcept;
 
@@ -103,18 +102,18 @@ class Chain {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // What a level has emitted and the level above has still to verify, or level 1, behind what level
-  // 2 has emitted, of a tail. The tokens themselves stand in tokens_.
+  // Tokens that a level has emitted and the level above has still to verify; with a tail also
+  // tokens for level 1 after the tokens of level 2. The ids are in tokens_.
   struct Pending {
     int64_t count = 0;
     int64_t vocab = 0;                // floats of a row: ids that level 2, 3, ... draws from
     int64_t capacity = 0;             // rows
     std::unique_ptr<float[]> logits;  // [capacity, vocab], the rows that tokens are drawn from
-    std::vector<RowStatistics> statistics;  // [capacity]: spares the level above a pass over those
+    std::vector<RowStatistics> statistics;  // [capacity]: spare the level above a pass
     std::vector<int64_t>
-        rows;  // [capacity] a token's row: its own index, or -1, a proposal outright
+        rows;  // [capacity] a token's row: its index, or -1: a deterministic proposal
 
-    void reserve(int64_t wanted);  // rows; keeps those that are there
+    void reserve(int64_t wanted);  // rows; keeps the existing rows
     void append(const float* row, int64_t ids);
     float* row(int64_t i) { return logits.get() + i * vocab; }
   };
@@ -140,8 +139,8 @@ class Chain {
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<WindowPolicy> policy_;
   std::vector<int64_t> windows_;
-  std::vector<int64_t> vocab_;  // [engines] ids that the level draws from: no more than those above
-  std::vector<int64_t> tokens_;   // prompt, text, then what is pending for level 1, 2, ... n - 1
+  std::vector<int64_t> vocab_;    // [engines] ids to draw from: at most as many as above
+  std::vector<int64_t> tokens_;   // prompt, text, then the tokens pending for level 1, 2, ... n - 1
   std::vector<Pending> pending_;  // [n - 1] for level 1, 2, ... n - 1
   std::vector<int64_t> rounds_;   // [n] so that no two draws of a level share a key
   std::vector<LevelStats> stats_;
@@ -206,7 +205,7 @@ inline Outcome Chain::generate(const std::vector<int64_t>& prompt, const ChainSe
   return outcome;
 }
 
-// What `body` throws becomes an outcome: memory, a policy or a sink of the caller's.
+// Turns exceptions of `body` into an outcome: no memory, or a policy or sink of the caller.
 template <class Body>
 Outcome Chain::guarded(const Body& body) noexcept {
   try {
@@ -241,7 +240,7 @@ inline Outcome Chain::start(const std::vector<int64_t>& prompt, const ChainSetti
                             "policy: expected one of %d levels, given one of %d", depth(),
                             policy_->levels());
   }
-  // The last token is not read, so that a full context still has one behind it.
+  // The last token is not read, so that one more token can follow a full context.
   const int64_t room = std::min(settings.max_new_tokens, context - length + 1);
   try {
     scheduler_->set_tail(settings.tail);
@@ -260,7 +259,7 @@ inline Outcome Chain::start(const std::vector<int64_t>& prompt, const ChainSetti
   const auto began = Clock::now();
   for (Engine* engine : engines_) engine->truncate(0);
   for (size_t i = 0; i < engines_.size() && length > 1; ++i) {
-    // A level of window 0 decodes alone, and asks nobody below; with a policy none is asked yet.
+    // A level of window 0 decodes alone, without drafts from below; no level with a policy.
     if (i > 0 && (policy_ != nullptr || windows_[i - 1] == 0)) break;
     const Outcome outcome = decode(static_cast<int32_t>(i) + 1, prompt.data(), length - 1, 0);
     if (!outcome.ok()) {
@@ -295,7 +294,7 @@ inline Outcome Chain::run(const ChainSettings& settings, const TokenSink& sink) 
     stats.seconds += seconds;
     if (policy_ != nullptr) {
       const int64_t width = drafts ? emitted : step.count;
-      // A tail's tokens say nothing of the level below, whose acceptance policies estimate.
+      // Policies estimate the acceptance of the level below, which a tail's tokens do not show.
       const int64_t tokens = drafts ? emitted : step.count - step.of_tail;
       const int64_t accepted = std::min(stats.accepted - accepted_before, tokens);
       steps_.push_back({step.level, tokens, accepted, width, 1, seconds, false});
@@ -311,8 +310,8 @@ inline Outcome Chain::run(const ChainSettings& settings, const TokenSink& sink) 
   }
 }
 
-// Before a round of the target, when nothing is pending; `told`: the prompt, or what the round that
-// is over has committed.
+// Before a round of the target, when nothing is pending; `told`: the prompt, or the tokens that the
+// last round committed.
 inline void Chain::choose_windows(const int64_t* told, int64_t count) {
   if (policy_ == nullptr || windows_.empty()) return;
   RoundReport report;
@@ -330,9 +329,9 @@ inline void Chain::choose_windows(const int64_t* told, int64_t count) {
   steps_.clear();
 }
 
-// Has level `level` read what it has missed of the text that stands, but the last token. In a pass
-// of its own: the policy is told what it took, beside the time of the step that follows. The few
-// tokens by which a level is behind after every round are read in that step.
+// Has level `level` read its unread tokens of the committed text, but the last, in a separate pass:
+// the policy gets its time separately from the time of the next step. The few tokens that a level
+// has not read after a round are read in the next step.
 inline Outcome Chain::catch_up(int32_t level) {
   constexpr int64_t kFew = 8;
   const size_t index = static_cast<size_t>(level - 1);
@@ -438,7 +437,7 @@ inline Outcome Chain::draft(const Step& step, const ChainSettings& settings, int
   return {};
 }
 
-// Level `level` verifies all that is pending for it and hands up what stands.
+// Level `level` verifies all its pending tokens and hands up the accepted tokens with one more.
 inline Outcome Chain::verify(int32_t level, const ChainSettings& settings, int64_t* emitted,
                              bool* eos) {
   const size_t index = static_cast<size_t>(level - 1);
@@ -496,7 +495,7 @@ inline Outcome Chain::verify(int32_t level, const ChainSettings& settings, int64
   stats.emitted += *emitted;
   ++rounds_[index];
 
-  // This level and all below have seen tokens that no longer stand.
+  // This level and all below have read tokens that were rejected.
   tokens_.resize(static_cast<size_t>(first));
   tokens_.insert(tokens_.end(), emitted_.begin(), emitted_.begin() + *emitted);
   block.count = 0;
@@ -559,7 +558,7 @@ inline void Chain::Pending::reserve(int64_t wanted) {
   capacity = more;
 }
 
-// A row of `ids` logits; those past them have no probability.
+// A row of `ids` logits; larger ids have no probability.
 inline void Chain::Pending::append(const float* row_of_ids, int64_t ids) {
   std::copy_n(row_of_ids, ids, row(count));
   std::fill_n(row(count) + ids, vocab - ids, -std::numeric_limits<float>::infinity());

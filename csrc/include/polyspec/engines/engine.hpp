@@ -1,5 +1,5 @@
-// What a chain of models asks of the program that runs them: read tokens, show rows of logits,
-// forget the end of the text. An engine for another inference library is one file beside llama.hpp.
+// The interface of a chain to the program that runs its models: read tokens, show rows of logits,
+// forget the end of the text. An engine for another inference library is one file like llama.hpp.
 #pragma once
 
 #include <cstdarg>
@@ -14,7 +14,7 @@ struct Outcome {
     kOk = 0,
     kInvalidArgument = 1,  // an argument is out of its range; nothing was done
     kNoRoom = 2,           // the context cannot hold so many tokens
-    kAborted = 3,          // the engine's own abort callback asked for it
+    kAborted = 3,          // requested by the engine's abort callback
     kEngine = 4,           // the engine failed
     kNoDistribution = 5,   // a row of logits has no distribution, or a sampling parameter is wrong
   };
@@ -34,7 +34,7 @@ struct Outcome {
   }
 };
 
-// One sequence of one language model, with whatever it keeps of the tokens that it has read.
+// One sequence of one language model, with its state after the tokens read.
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -43,18 +43,18 @@ class Engine {
   virtual int64_t max_length() const noexcept = 0;  // tokens that the context holds
   virtual int64_t length() const noexcept = 0;      // tokens read and not forgotten
 
-  // Reads tokens [count], count >= 1, behind those that it holds, and keeps the logits of the last
-  // `rows` of them, 0 <= rows <= count. After a failure it holds a prefix of them, length() tells
-  // which, and can go on from there.
+  // Reads tokens [count], count >= 1, after the tokens read so far, and keeps the logits of the
+  // last `rows` of them, 0 <= rows <= count. After a failure a prefix of length() tokens is read,
+  // and decoding can go on from there.
   virtual Outcome decode(const int64_t* tokens, int64_t count, int64_t rows) noexcept = 0;
 
-  // [rows, v] of the last decode: the last of them is the distribution of the token after all those
-  // that were read. Valid until the next decode.
+  // [rows, v] of the last decode: the last of them is the distribution of the token after all
+  // tokens read. Valid until the next decode.
   virtual const float* logits() const noexcept = 0;
 
   // Forgets the tokens from index `length` on, 0 <= length <= length(). Where the state cannot go
-  // back exactly there, it goes back further: length() is what is left, never more than asked, and
-  // the chain reads the rest again.
+  // back exactly there, it goes back further: length() is the number of tokens left, at most
+  // `length`, and the chain reads the rest again.
   virtual void truncate(int64_t length) noexcept = 0;
 };
 

@@ -10,9 +10,8 @@
 // A context needs n_outputs_max of at least the rows that one verification keeps: the window, and
 // one. Logits of a position depend on how many rows the pass has, unless the model was loaded with
 // use_extra_bufts = false and the context has flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED: with
-// other settings a chain is exact for the logits that its passes give, which at temperature 0 need
-// not be those of plain decoding. Levels run in turn, so all contexts may share one
-// ggml_threadpool.
+// other settings a chain is exact for the logits that its passes give, which at temperature 0 can
+// differ from plain decoding. Levels run in turn, so all contexts may share one ggml_threadpool.
 #pragma once
 
 #include <algorithm>
@@ -110,7 +109,7 @@ class LlamaEngine final : public Engine {
 
  private:
   // Recurrent states go back n_rs_seq tokens at most, and once between two passes; a cache of a
-  // sliding window says that it went back where it has lost what stands before. Either begins anew.
+  // sliding window reports success even where it has lost the earlier tokens. Either begins anew.
   void forget_from(int64_t length) noexcept {
     const llama_memory_t memory = llama_get_memory(context_);
     bool whole = llama_memory_seq_rm(memory, sequence_, static_cast<llama_pos>(length), -1);

@@ -1,4 +1,4 @@
-// Prompt lookup: what followed the last time that the text had the tokens it now ends with (Saxena
+// Prompt lookup: the tokens that followed the previous occurrence of the text's last tokens (Saxena
 // 2023). The last level of a chain over texts that repeat themselves: code under edit, summaries.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Stands in for CUDA C++ and the CUDA runtime where the CUDA sources are compiled for a CPU: every
-// CUDA thread is a fibre (README.md).
+// Replaces CUDA C++ and the CUDA runtime where the CUDA sources are compiled for a CPU: every CUDA
+// thread is a fibre (README.md).
 #pragma once
 
 #include <cstring>
@@ -66,7 +66,7 @@ void* dynamic_shared_memory(size_t bytes);
 // `argument`.
 enum class Shuffle { kFrom, kXor, kUp, kAll };
 uint64_t shuffle(Shuffle kind, unsigned mask, uint64_t value, int argument);
-// What every lane of the warp comes with, [32].
+// The values of the lanes of a warp, [32].
 struct Words {
   uint32_t of[6];
 };
@@ -78,7 +78,7 @@ struct Copy {
   const void* from;
   unsigned bytes;  // that are read; zeros follow up to 16
 };
-// Whether the copy is to be made at once. If not it is noted.
+// Whether to copy at once. If not, the copy is noted.
 bool comes_early(const Copy& copy);
 void end_batch();
 // A copy that is noted in a batch before the latest `left`; whether there is one.
@@ -97,8 +97,8 @@ inline void wait_for_batches(int left) {
   for (Copy copy; take_copy(left, &copy);) make_copy(copy);
 }
 
-// A copy by the device itself, counted by a barrier in shared memory. Half of them are made when
-// they begin, the others when a thread waits for some barrier.
+// A copy by the device itself, counted by a barrier in shared memory. Half of them copy when they
+// begin, the others when a thread waits for some barrier.
 struct BulkCopy {
   void* to;
   const void* from;
@@ -107,7 +107,7 @@ struct BulkCopy {
 };
 void make_barrier(uint64_t* barrier);
 void note_bulk(const BulkCopy& copy);
-// A copy that was begun, to be made now; `awaited`: the barrier that the thread waits for, if any.
+// A copy that was begun, to carry out now; `awaited`: the thread's barrier, if any.
 bool take_bulk(const uint64_t* awaited, int parity, BulkCopy* copy);
 // Between the two it is the device that reads and writes, and not the thread.
 void begin_bulk();
@@ -134,7 +134,7 @@ inline void wait_for_phase(const uint64_t* barrier, int parity) {
   await_phase(barrier, parity);
 }
 
-// mma.sync.m16n8k16, whose products are added in ascending order, each rounded to float32.
+// mma.sync.m16n8k16, with products added in ascending order, each rounded to float32.
 // `value`: of the bits of an element.
 template <class Value>
 void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
@@ -196,7 +196,7 @@ cudaError_t cudaFuncSetAttribute(void (*kernel)(Params...), cudaFuncAttribute, i
                                  kStandInSharedMemory);
 }
 
-// Of a device whose multiprocessors come in eights of sixteen, and a few that no cluster gets.
+// Of a device with eight groups of sixteen multiprocessors, and a few that no cluster gets.
 template <class... Params>
 cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, void (*)(Params...),
                                            const cudaLaunchConfig_t* config) {

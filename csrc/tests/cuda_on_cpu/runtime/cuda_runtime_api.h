@@ -1,6 +1,6 @@
-// Stands in for the host side of the CUDA runtime: what the CUDA sources and their tests call of
-// it. Launches wait in their streams until something synchronises; then all streams run together,
-// in an order drawn at random (README.md).
+// Replaces the host side of the CUDA runtime, as far as the CUDA sources and their tests call it.
+// Launches wait in their streams until something synchronises; then all streams run together, in an
+// order drawn at random (README.md).
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ enum cudaError_t {
 const char* cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError();
 
-// One device. What it can do follows from the architecture that the caller is compiled for.
+// One device. Its features follow from the architecture that the caller is compiled for.
 #ifdef __CUDA_ARCH__
 constexpr int kStandInArchitecture = __CUDA_ARCH__;
 #else
@@ -62,7 +62,7 @@ struct cudaFuncAttributes {
 };
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
 
-// Memory of its own pages, before and behind which lie pages that fault; 16-byte aligned.
+// Memory in separate pages, between pages that fault; 16-byte aligned.
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
 cudaError_t cudaMalloc(void** memory, size_t bytes);
 cudaError_t cudaFree(void* memory);
@@ -84,7 +84,7 @@ struct StandInGraph;
 using cudaGraph_t = StandInGraph*;
 using cudaGraphExec_t = StandInGraph*;
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
-// The graph so far; the addresses behind it are not looked at.
+// The graph so far; the addresses after it are not read.
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                      unsigned long long* id, cudaGraph_t* graph,
                                      const void* dependencies, const void* edges, size_t* count);
@@ -96,7 +96,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 
-// Something that lives as long as the graphs it was given to and what was instantiated from them.
+// An object that lives as long as the graphs that retain it and their instances.
 struct StandInUserObject;
 using cudaUserObject_t = StandInUserObject*;
 constexpr unsigned cudaUserObjectNoDestructorSync = 1, cudaGraphUserObjectMove = 1;

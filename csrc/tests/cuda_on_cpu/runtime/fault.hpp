@@ -1,4 +1,4 @@
-// Mistakes that a kernel made, and that hardware may or may not have shown.
+// Errors of a kernel, which hardware may or may not show.
 #pragma once
 
 #include <string>

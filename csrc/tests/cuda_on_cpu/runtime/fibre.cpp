@@ -7,7 +7,7 @@
 #include "fault.hpp"
 #include "race.hpp"
 
-// Keeps what a function must keep on the stack that is left, notes where, and goes on on the other.
+// Saves the callee-saved registers on the present stack, stores its top, and switches to the other.
 extern "C" void stand_in_switch(void** left, void* next);
 asm(R"(
 .text
@@ -63,7 +63,7 @@ unsigned char* take_stack() {
 
 Fibre::Fibre(void (*body)()) : stack_(take_stack()) {
   void** top = reinterpret_cast<void**>(stack_ + kStack);
-  *--top = nullptr;  // where body would return to; aligned as behind a call
+  *--top = nullptr;  // return address of body; aligned as after a call
   *--top = reinterpret_cast<void*>(body);
   stack_pointer_ = top - kSavedRegisters;
 }

@@ -1,4 +1,4 @@
-// A stack of its own to run a function on, and the switch to it and back. x86-64.
+// A separate stack to run a function on, and the switch to it and back. x86-64.
 #pragma once
 
 #include <cstddef>

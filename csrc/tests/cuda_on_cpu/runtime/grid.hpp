@@ -1,4 +1,4 @@
-// What is resident: the clusters of the launches that run, their CTAs, warps and threads.
+// Resident state: the clusters of the launches that run, their CTAs, warps and threads.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ struct Launch {
   bool all_released() const { return released == clusters * ctas; }
 };
 
-// Threads meet; the clocks are those of this generation and of the one before.
+// Threads meet; with the clocks of this generation and of the previous.
 struct Barrier {
   explicit Barrier(int threads) : threads(threads), missing(threads) {}
   int threads, missing;
@@ -69,7 +69,7 @@ struct Warp {
   Words given[2][kLanes];  // by generation: slow readers of the last one are left in peace
   Queue waiting;
   Barrier lanes{kLanes};
-  race::Context copies = nullptr;  // what its bulk copies do
+  race::Context copies = nullptr;  // accesses of its bulk copies
   char copies_begun;               // clock
 };
 
@@ -93,8 +93,8 @@ struct Thread {
   Index index;
   Fibre fibre;
   race::Context context = nullptr;
-  race::Context interrupted = nullptr;  // while a bulk copy is made
-  Warp* copying = nullptr;              // whose copy it is
+  race::Context interrupted = nullptr;  // during a bulk copy
+  Warp* copying = nullptr;              // the warp of the copy
   int64_t copied = 0;                   // its bytes
   size_t declared = 0;                  // bytes of shared memory
   std::vector<Copy> copies;             // that it has not waited for, in their order
@@ -102,8 +102,8 @@ struct Thread {
   uint64_t batch = 0;
   bool at_cluster_barrier = false;
   uint64_t cluster_generation = 0;
-  bool fenced = false;                // has not made an atomic since its last fence
-  std::vector<const void*> observed;  // what its atomics since then have read
+  bool fenced = false;                // no atomic since its last fence
+  std::vector<const void*> observed;  // addresses that its atomics since then have read
   bool waited = false;                // for the launches before this one
   bool ended = false;
   Thread* next = nullptr;  // in the queue it waits in
@@ -119,7 +119,7 @@ struct Cta {
   size_t declared = 0;
   bool begun = false;
   bool released = false;  // the launch after this one may begin
-  bool lags = false;  // runs only when no other can
+  bool lags = false;      // runs only when no other can
   int alive;
   Barrier barrier;
   int counted[2] = {};  // by generation of the barrier: arguments that hold
@@ -130,7 +130,7 @@ struct Cta {
     BulkCopy copy;
     Warp* warp;
   };
-  std::vector<Begun> bulk_copies;  // that are not made
+  std::vector<Begun> bulk_copies;  // not carried out yet
 };
 
 struct Cluster {

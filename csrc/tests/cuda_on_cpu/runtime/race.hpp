@@ -1,6 +1,6 @@
-// What ThreadSanitizer is told. It sees every access that the kernels make, since they are compiled
-// with -fsanitize=thread; this runtime is not, and tells it who runs and what orders whom. Without
-// ThreadSanitizer in the program all of this does nothing.
+// The interface to ThreadSanitizer. It sees every access that the kernels make, since they are
+// compiled with -fsanitize=thread; this runtime is not, and reports contexts and their order.
+// Without ThreadSanitizer in the program all of this does nothing.
 #pragma once
 
 #include <cstddef>
@@ -9,19 +9,19 @@ namespace stand_in::race {
 
 bool watched();  // whether ThreadSanitizer is there
 
-// Somebody whose accesses are told apart from those of others.
+// A context: its accesses are separate from other contexts' accesses.
 using Context = void*;
 Context make_context();
 Context make_unwatched_context();
 Context current_context();
 void switch_to(Context context);  // does not order anything
 
-// What a context did before it released a clock comes before what another does once it has acquired
-// it. A clock is any address that nothing else is kept at.
+// Accesses of a context before it released a clock come before accesses of another after it
+// acquired the clock. A clock is any address without other data.
 void release(const void* clock);
 void acquire(const void* clock);
 
-// What a context does in the scope of one of these is not watched: the runtime's own bookkeeping.
+// Accesses in the scope of an object are not watched: the runtime's bookkeeping.
 class Unwatched {
  public:
   Unwatched();

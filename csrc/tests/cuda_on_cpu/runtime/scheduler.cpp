@@ -11,8 +11,7 @@
 namespace stand_in {
 namespace {
 
-// Threads, but for a cluster that is larger. What ThreadSanitizer does takes the longer the more
-// contexts there are.
+// Threads, but for a cluster that is larger. ThreadSanitizer takes longer with more contexts.
 constexpr size_t kMaxResident = 4096, kMaxWatched = 768;
 constexpr int kPausesPerSwitch = 64;
 // Contexts are used again, but not at once.
@@ -22,7 +21,7 @@ uint64_t state = 1;
 Thread* running = nullptr;
 race::Context host;
 std::vector<Thread*> ready;
-std::vector<Thread*> held;  // of CTAs that lag: run only when nobody else can
+std::vector<Thread*> held;  // of CTAs that lag: run only when no other can
 std::list<Cluster> resident;
 size_t resident_threads = 0;
 std::vector<race::Context> contexts;
@@ -37,7 +36,7 @@ T take_any(std::vector<T>& from) {
   return taken;
 }
 
-// Among those that can run.
+// Among the threads that can run.
 void put_back(Thread* thread) { (thread->cta->lags ? held : ready).push_back(thread); }
 
 void yield() {
@@ -45,7 +44,7 @@ void yield() {
   running->fibre.suspend();
 }
 
-// What a fibre does.
+// The body of a fibre.
 void run_thread() {
   Thread& thread = *running;
   Cta& cta = *thread.cta;

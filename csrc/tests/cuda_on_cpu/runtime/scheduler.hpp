@@ -15,7 +15,7 @@ Thread& current();
 
 // A point at which the thread that runs may be interrupted.
 void pause();
-// The thread that runs waits in the queue until somebody wakes it.
+// The thread that runs waits in the queue until another thread wakes it.
 void wait_in(Queue& queue);
 void wake(Queue& queue);
 int length(const Queue& queue);

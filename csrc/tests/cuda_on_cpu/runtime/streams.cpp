@@ -26,7 +26,7 @@ struct StandInGraph {
 namespace stand_in {
 
 struct Stream {
-  std::deque<std::shared_ptr<Launch>> launches;  // those that have not ended
+  std::deque<std::shared_ptr<Launch>> launches;  // launches that have not ended
   bool capturing = false;
   StandInGraph captured;
   race::Context context = race::make_unwatched_context();

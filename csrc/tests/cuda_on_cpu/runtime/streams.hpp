@@ -18,7 +18,7 @@ int64_t launches_so_far();
 // Takes launches that have ended out of the stream, in order.
 void end_launches(Stream& stream);
 
-// What the stream itself does is done in this context.
+// The context of the stream's operations.
 race::Context context_of(const Stream& stream);
 
 }  // namespace stand_in

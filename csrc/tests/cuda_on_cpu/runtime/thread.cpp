@@ -1,4 +1,4 @@
-// What a thread of the device calls.
+// Functions that a thread of the device calls.
 #include "cuda_runtime.h"
 #include "fault.hpp"
 #include "scheduler.hpp"
@@ -58,7 +58,7 @@ int meet(Cta& cta, bool holds) {
   return counted;
 }
 
-// Lanes of a warp meet; what each has come with. Does not order memory accesses.
+// Lanes of a warp meet; returns the value of each. Does not order memory accesses.
 const Words* meet_lanes(Shuffle kind, int argument, const Words& mine) {
   Thread& thread = current();
   Warp& warp = *thread.warp;
@@ -112,7 +112,7 @@ void* shared_memory(size_t bytes, size_t alignment) {
   return thread.cta->shared + at;
 }
 
-// Behind what is declared statically.
+// After the static declarations.
 void* dynamic_shared_memory(size_t bytes) {
   Thread& thread = current();
   const size_t asked = thread.cta->cluster->launch->dynamic;
@@ -204,7 +204,7 @@ void note_bulk(const BulkCopy& copy) {
   CopyBarrier& barrier = copy_barrier(copy.barrier);
   if (--barrier.arrivals < 0) fault("a barrier of bulk copies counts two in a phase");
   barrier.bytes += copy.bytes;
-  race::release(&barrier.clocks[barrier.phase % 2]);  // who waits sees what this thread did
+  race::release(&barrier.clocks[barrier.phase % 2]);  // waiting threads see this thread's accesses
   race::release(&thread.warp->copies_begun);
   const race::Unwatched bookkeeping;
   thread.cta->bulk_copies.push_back({copy, thread.warp});
@@ -215,7 +215,7 @@ bool take_bulk(const uint64_t* awaited, int parity, BulkCopy* copy) {
   Cta& cta = *current().cta;
   if (cta.bulk_copies.empty()) return false;
   size_t which = draw() % cta.bulk_copies.size();
-  if (draw() % 2 == 0) {  // only what this thread cannot do without
+  if (draw() % 2 == 0) {  // only copies that this thread waits for
     if (awaited == nullptr || !in_phase(copy_barrier(awaited), parity)) return false;
     which = 0;
     while (which < cta.bulk_copies.size() && cta.bulk_copies[which].copy.barrier != awaited)
@@ -281,8 +281,8 @@ void sync_warps(int id, int threads) {
   pause();
 }
 
-// What comes before a fence comes before what others do behind a fence of theirs, when an atomic of
-// theirs in front of it has read what an atomic behind the first fence wrote.
+// Accesses before a fence come before other threads' accesses after their fence, when an atomic
+// before their fence has read a value that an atomic after the first fence wrote.
 void before_atomic(const void* at) {
   pause();
   Thread& thread = current();

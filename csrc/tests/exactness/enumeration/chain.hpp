@@ -1,7 +1,7 @@
 // Enumerates everything a chain of toy models can emit, with its probability.
 //
-// The production Scheduler says what happens next and the production sample and verify do it; this
-// file only keeps what a real driver keeps: the committed text, and per level the pending tokens
+// The production Scheduler names the next step and the production sample and verify run it; this
+// file only keeps the state of a real driver: the committed text, and per level the pending tokens
 // with the distributions they came from. States that agree in all of that are merged.
 #pragma once
 
@@ -47,7 +47,7 @@ class Enumerator {
     double emitted = 0.0;        // expected number of tokens
   };
 
-  // Windows in force at a state, from what is pending; called before every step when given.
+  // Windows in force at a state, from the pending tokens; called before every step if set.
   using Policy = std::function<std::vector<int64_t>(const std::vector<Text>& pending)>;
 
   // `rounds` as of Scheduler; none: no level is bounded.
@@ -87,7 +87,7 @@ class Enumerator {
     return result;
   }
 
-  // The target's own distribution, by polyspec::sample token after token.
+  // The target's distribution, by polyspec::sample token after token.
   TextDistribution target_statistics(int64_t max_new_tokens) {
     return autoregressive(max_new_tokens,
                           [this](const Text& text) { return sampled(0, text).distribution; });
@@ -101,7 +101,7 @@ class Enumerator {
 
   const ToyChain& chain() const { return chain_; }
   double worst_deviation() const { return worst_deviation_; }     // of verify from the formulas
-  size_t verifications() const { return verifications_.size(); }  // distinct ones
+  size_t verifications() const { return verifications_.size(); }  // distinct verifications
 
   struct Proposal {
     std::vector<int64_t> tokens;
@@ -166,7 +166,7 @@ class Enumerator {
     return outcomes;
   }
 
-  // The distribution of `level` after `text`. The drafter's is over its own ids.
+  // The distribution of `level` after `text`. The drafter's is over its ids.
   const SampledRow& sampled(int level, const Text& text) {
     const auto [at, fresh] = rows_[level].try_emplace(context(text));
     if (fresh) {
@@ -199,12 +199,12 @@ class Enumerator {
     Text key() const {  // the distributions follow from the texts
       Text key(1, closed ? '1' : '0');
       for (const Text& text : texts) (key += text) += '|';
-      // With a bound, what comes next depends on them. They are few: a character each will do.
+      // With a bound, the next step depends on them. They are few: a character each will do.
       for (int64_t count : blocks) key += static_cast<char>(count);
       return key;
     }
     Text prefix(
-        int32_t through) const {  // committed text and what is pending for levels 1 ... through
+        int32_t through) const {  // committed text and tokens pending for levels 1 ... through
       Text all;
       for (int32_t i = 0; i <= through; ++i) all += texts[i];
       return all;

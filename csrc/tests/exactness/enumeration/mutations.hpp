@@ -1,6 +1,5 @@
-// Chains with one deliberate mistake each: rules that published code or a
-// first idea would use and that change the distribution of the text. They show that the enumeration
-// can see such mistakes.
+// Chains with one deliberate mistake each: rules that published code or a first idea would use and
+// that change the distribution of the text. They show that the enumeration finds these mistakes.
 #pragma once
 
 #include <memory>
@@ -69,7 +68,7 @@ class NoCorrection : public Enumerator {
   }
 };
 
-// The drafter samples all its tokens and then drops the first unlikely one and what follows.
+// The drafter samples all its tokens and then drops the first unlikely token and all after it.
 class DroppedTail : public Enumerator {
  public:
   using Enumerator::Enumerator;
@@ -92,7 +91,7 @@ class DroppedTail : public Enumerator {
 };
 
 // The middle level keeps every draft token that is typical of p2 (Medusa's test, epsilon .3, delta
-// .6), whatever the drafter's distribution; the target still takes the tokens for a sample of p2.
+// .6), for any distribution of the drafter; the target still treats the tokens as a sample of p2.
 class TypicalAcceptance : public Enumerator {
  public:
   using Enumerator::Enumerator;
@@ -123,9 +122,9 @@ class TypicalAcceptance : public Enumerator {
   }
 };
 
-// The "hierarchical" rule as it was released (arXiv 2601.05724): block verification whose last test
-// takes the whole block with the plain product of the ratios, not with the product capped at 1
-// token by token. Said to be lossless and longer; right for one token only.
+// The "hierarchical" rule as it was released (arXiv 2601.05724): block verification with a last
+// test that takes the whole block with the plain product of the ratios, not with the product capped
+// at 1 token by token. Claimed to be lossless and longer; right for one token only.
 class UncappedLastTest : public Enumerator {
  public:
   using Enumerator::Enumerator;
@@ -169,8 +168,8 @@ class UncappedLastTest : public Enumerator {
 
 // Algorithm 1 of the polybasic paper as it is printed, for three levels: M_3 always drafts from the
 // committed text; M_2 keeps the accepted prefix, without a correction, and tries again while fewer
-// than mu tokens stand (so the block's distribution is that of a prefix, given that it is mu or
-// longer); M_1 takes the block whole or draws one token.
+// than mu tokens are accepted (so the block's distribution is that of a prefix of length mu or
+// more); M_1 takes the block whole or draws one token.
 class AlgorithmOne : public Enumerator {
  public:
   using Enumerator::Enumerator;

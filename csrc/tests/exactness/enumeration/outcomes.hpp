@@ -1,11 +1,11 @@
-// The exact distribution of what polyspec::sample and polyspec::verify emit, as functions of their
-// 64-bit draws.
+// The exact distribution of the outcomes of polyspec::sample and polyspec::verify, as functions of
+// their 64-bit draws.
 //
 // Each draw is compared with one threshold: an acceptance test succeeds for all bits below an edge,
 // and the emitted token, drawn by inverse CDF, never decreases with its bits. So the probability of
 // each branch is (last bits - first bits) / 2^64, and its edges are found by bisection with the
-// other draws held at values that lead into the branch: 0 passes every test that can pass, ~0 fails
-// every test that can fail.
+// other draws fixed at values that lead into the branch: 0 passes every test that can pass, ~0
+// fails every test that can fail.
 #pragma once
 
 #include <cmath>
@@ -133,7 +133,7 @@ class Verification {
     return bits_;
   }  // [k+1]: k acceptance tests, then the emitted token
 
-  // Number of accepted tokens with the bits as they stand.
+  // Number of accepted tokens with the present bits.
   int64_t run() {
     CHECK(polyspec::verify(params_).ok());
     CHECK_EQ(0, status_ & (polyspec::kStatusNotes - 1));
@@ -170,12 +170,12 @@ inline std::vector<Outcome> find_outcomes(const polyspec::VerifyParams& params,
   const int64_t k = params.draft_len;
   std::vector<uint64_t>& bits = verification.bits();
   std::vector<Outcome> outcomes;
-  // The last token when `accepted` tokens stand; bits[0 ... k-1] lead there.
+  // The last token after `accepted` accepted tokens; bits[0 ... k-1] lead there.
   const auto add_emissions = [&](int64_t accepted, double reached) {
     const auto token_at = [&](uint64_t value) {
       bits[k] = value;
       CHECK_EQ(accepted, verification.run());
-      // A residual may round to zero only on a branch that rounding alone has made possible.
+      // A residual may round to zero only on a branch that only rounding makes possible.
       if (verification.status() != 0) CHECK_BELOW(1e-14, reached);
       return verification.last_token();
     };
@@ -227,8 +227,8 @@ inline std::vector<Outcome> find_outcomes(const polyspec::VerifyParams& params,
   return outcomes;
 }
 
-// Largest difference between the outcomes' probabilities and those the papers' formulas give for
-// the same distributions.
+// Largest difference between the outcomes' probabilities and the papers' formulas for the same
+// distributions.
 inline double deviation(polyspec::Rule rule, const std::vector<Outcome>& outcomes,
                         const Decisions& formula) {
   const size_t k = formula.accept.size();

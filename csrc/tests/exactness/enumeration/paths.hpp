@@ -1,5 +1,4 @@
-// The block rule of trees (verify_tree.hpp) in plain double arithmetic, and three mistakes that are
-// easily made.
+// The block rule of trees (verify_tree.hpp) in plain double arithmetic, and three likely mistakes.
 #pragma once
 
 #include "exactness/enumeration/tree.hpp"
@@ -56,7 +55,7 @@ struct PathsFormula {
     add(before, own, reached, emitted);
   }
 
-  // Returns how much of `reached` stands neither at the row nor below.
+  // Returns the part of `reached` that is rejected at the row and below.
   double verify(const ProposedTree& tree, size_t row, const Tokens& before, double w, bool root,
                 double reached, Emitted* emitted) const {
     std::vector<size_t> rest = children_of(tree, row);

@@ -1,5 +1,5 @@
 // The distributions and rules of the papers in plain double arithmetic, written for clarity and
-// from the formulas alone. They predict what the production code decides: as a check of each
+// from the formulas alone. They predict the decisions of the production code: as a check of each
 // verification, and as a first guess for the bisection of outcomes.hpp.
 #pragma once
 
@@ -21,8 +21,8 @@ inline Distribution normalised(Distribution weights) {
   return weights;
 }
 
-// softmax(logits / T), then top-k, top-p and min-p, each on what the last kept; ties at the edge
-// stay.
+// softmax(logits / T), then top-k, top-p and min-p, each on the tokens that the last kept; ties at
+// the edge stay.
 inline Distribution processed_distribution(const float* logits, int64_t vocab,
                                            const polyspec::SamplingParams& sampling) {
   const double temperature = sampling.temperature.value;
@@ -64,9 +64,9 @@ inline Distribution processed_distribution(const float* logits, int64_t vocab,
   return distribution;
 }
 
-// What a verification decides: accept[i] is the probability that test i succeeds (token rule: token
-// i is accepted, given that it is reached; block rule: h_{i+1}), emit[j] the distribution of the
-// last token when j tokens stand.
+// The decisions of a verification: accept[i] is the probability that test i succeeds (token rule:
+// token i is accepted if reached; block rule: h_{i+1}), emit[j] the distribution of the last token
+// when j tokens are accepted.
 struct Decisions {
   std::vector<double> accept;      // [k]
   std::vector<Distribution> emit;  // [k+1]

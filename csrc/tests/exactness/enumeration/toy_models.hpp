@@ -15,11 +15,11 @@ namespace enumeration {
 // A text is a string of token ids (char values 0 ... vocab-1), so that it can be a key of a map.
 using Text = std::string;
 
-// Logits that depend on the last two tokens. The token `vocab` stands for "before the beginning".
+// Logits that depend on the last two tokens. The token `vocab` means "before the beginning".
 class ToyModel {
  public:
-  // `distance`: how far the logits are from those of the model with the same `family` and distance
-  // 0. One logit in `hole_one_in` is -inf (0: none), but never the first of a row.
+  // `distance`: how far the logits are from the logits of the model with the same `family` and
+  // distance 0. One logit in `hole_one_in` is -inf (0: none), but never the first of a row.
   ToyModel(int64_t vocab, uint64_t family, uint64_t seed, double distance, int hole_one_in = 0)
       : vocab_(vocab), logits_((vocab + 1) * (vocab + 1) * vocab) {
     std::mt19937_64 shared(family), own(seed);
@@ -32,7 +32,7 @@ class ToyModel {
 
   int64_t vocab() const { return vocab_; }
 
-  // The row [vocab] of logits for the token after `text`, whose ids may exceed this model's
+  // The row [vocab] of logits for the token after `text`, with ids that may exceed this model's
   // vocabulary.
   const float* after(const Text& text) const {
     const size_t n = text.size();

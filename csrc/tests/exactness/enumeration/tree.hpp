@@ -1,4 +1,4 @@
-// Enumerates what trees of draft tokens make of a text: every tree that a toy drafter can propose,
+// Enumerates the texts that trees of draft tokens give: every tree that a toy drafter can propose,
 // every path that polyspec::verify_tree can emit for it, round after round.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace enumeration {
 
-// A tree's shape and how the children behind each row come about.
+// A tree's shape and the kind of the children of each row.
 struct TreeShape {
   std::vector<int64_t> parents;
   std::vector<bool> drawn;  // [n+1]: drawn from the drafter's distribution; else its likeliest
@@ -21,8 +21,8 @@ struct ToyTree {
   TreeShape shape;
   int eos = -1;
   polyspec::Rule rule = polyspec::Rule::kToken;
-  // So many paths in place of a shape, of nodes / paths tokens: those that begin alike share the
-  // nodes of that beginning; what is drawn again is a node without children.
+  // So many paths instead of a shape, of nodes / paths tokens: paths share the nodes of a common
+  // prefix; a token drawn again is a node without children.
   int64_t paths = 0;
 };
 
@@ -34,11 +34,11 @@ struct ProposedTree {
   double probability = 1.0;
 };
 
-// Probabilities of what a verification emits.
+// Probabilities of a verification's outputs.
 using Emitted = std::map<std::vector<int64_t>, double>;
 using TreeRule = std::function<Emitted(const TreeShape&, const ProposedTree&)>;
 
-// What the formulas make of a tree. `next_residual(r, p, q)` is what a rejection leaves of r and
+// The formulas for a tree. `next_residual(r, p, q)` is the residual of r after a rejection and
 // `ratio(r, p, q, x)` the probability with which child x is accepted.
 struct TreeFormula {
   std::function<double(const Distribution&, const Distribution&, const Distribution&, int64_t)>
@@ -109,8 +109,8 @@ inline TreeFormula without_renormalisation() {
           [](const auto& r, const auto&, const auto& q) { return left_over(r, q); }};
 }
 
-// Runs polyspec::verify_tree with chosen bits, as the second request of a batch whose first has
-// another tree: fewer nodes, all deterministic.
+// Runs polyspec::verify_tree with chosen bits, as the second request of a batch with another tree
+// in the first: fewer nodes, all deterministic.
 class TreeVerification {
  public:
   TreeVerification(const ToyTree& tree, const Text& text, const ProposedTree& proposed)
@@ -346,7 +346,7 @@ class TreeEnumerator {
     return emitted;
   }
 
-  // What can come of a row that the walk is at, with the bits that led there.
+  // The outcomes at a row of the walk, with the bits that led there.
   void visit(TreeVerification* v, const ProposedTree& tree, int64_t row, int64_t depth,
              double reached, Emitted* emitted) {
     const int64_t n = static_cast<int64_t>(tree.tokens.size());
@@ -386,7 +386,7 @@ class TreeEnumerator {
     return children;
   }
 
-  // The token at a row where no child is tested any more, and what comes of it. `r`: a guess.
+  // The token at a row where no child is tested any more, and its outcome. `r`: a guess.
   void visit_token(TreeVerification* v, const ProposedTree& tree, int64_t row, int64_t depth,
                    bool tested, const Distribution& r, double reached, Emitted* emitted) {
     const int64_t n = static_cast<int64_t>(tree.tokens.size());
@@ -411,8 +411,8 @@ class TreeEnumerator {
     }
   }
 
-  // The same by the block rule, below a row whose children are drawn. A node stands where its test
-  // succeeds and those before it have failed; which one is the next shows when all succeed.
+  // The same by the block rule, below a row with drawn children. A node is accepted where its test
+  // succeeds and the tests before it have failed; if all succeed, the next node shows.
   void visit_paths(TreeVerification* v, const ProposedTree& tree, int64_t row, int64_t depth,
                    double reached, Emitted* emitted) {
     const int64_t n = static_cast<int64_t>(tree.tokens.size());
