@@ -1,4 +1,4 @@
-"""One batch of prompts of different lengths, each row with separate parameters.
+"""Generate a batch of prompts of different lengths, each row with separate parameters.
 
 A row's text depends on the row's prompt, parameters and seed alone: the second one is drawn again
 by itself, and is the same.

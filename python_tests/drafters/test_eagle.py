@@ -69,7 +69,7 @@ class ToldOnce(ps.Eagle):
 def test_a_copy_in_the_targets_cache_tells_what_the_target_has_not_read(
     tail: int, target: Any, tmp_path: Path
 ) -> None:
-    """One row, without joins: the cache slots are the positions of the text."""
+    """Use a row without joins: the cache slots are the positions of the text."""
     drafter = ToldOnce.from_pretrained(save(THIRD, weights_of(THIRD, 4), tmp_path), target)
     drafter.model = target
     owner = ps.HuggingFaceLevel(target)

@@ -122,7 +122,7 @@ class Between:
 
 @torch.inference_mode()
 def test_threads_may_run_one_model_at_once() -> None:
-    """One of the passes falls between two lines of the other: all of it, or its beginning."""
+    """Run a pass, or its beginning, between two lines of another pass."""
     torch.manual_seed(0)
     made = products.replaced(Crossed(), products.is_plain, products.pack_linear)
     siblings = [made.q_proj, made.k_proj, made.v_proj]

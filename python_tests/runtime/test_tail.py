@@ -75,8 +75,7 @@ def test_a_round_that_commits_nothing_is_an_error(sync, monkeypatch) -> None:
 
 
 def test_rows_whose_windows_differ() -> None:
-    """One has a tail after a level that decodes alone, in a batch with a row with a busy
-    drafter."""
+    """Mix a row with a tail after a level that decodes alone, and a row with a busy drafter."""
     windows = [(3, 2, 3), (5, 0, 3), (1, 1, 0), (0, 2, 2), (2, 0, 4)]
     policy = SimpleNamespace(next=lambda report: windows[len(report.text) // 5 % 5])
     texts = []

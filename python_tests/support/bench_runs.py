@@ -133,7 +133,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def ok(turns: Sequence[Mapping[str, Any]], name: str, task: str = "overall") -> dict[Any, Any]:
-    """Of a method and task, by question and turn."""
+    """Return the records of a method and task, by question and turn."""
     return {
         (line["question_id"], line["turn"]): line
         for line in turns

@@ -32,7 +32,7 @@ Draw = Callable[..., int | None]
 
 
 class Distribution(NamedTuple):
-    """Of one row: integer `masses` [V] with sum `mass`, and the values of `RowStatistics`.
+    """Integer `masses` [V] of a row with sum `mass`, and the values of `RowStatistics`.
     `temperature` is the applied one; 0: one-hot at the argmax."""
 
     logits: Array

@@ -1,4 +1,4 @@
-"""One rank of `test_tensor_parallel`: a chain with a target sharded over all ranks.
+"""Run a rank of `test_tensor_parallel`: a chain with a target sharded over all ranks.
 
 Run by torchrun with the folder of the models; every rank writes the tokens it saw there.
 """

@@ -44,7 +44,7 @@ def test_a_captured_graph_is_told_to_a_terminal_only(monkeypatch, capsys, termin
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_models_load_with_a_bar_of_bytes(monkeypatch, terminal) -> None:
-    """Of a user; the shipped models, which load in a blink, have none. Off a terminal in lines."""
+    """Load a user's model: a bar, in lines off a terminal. Shipped models load without a bar."""
     monkeypatch.setattr(progress, "_SECONDS", 0.0)
     path = tiny.path("target")
     with shown(monkeypatch, terminal) as stream:
