@@ -82,8 +82,8 @@ product = partial(torch.ops.polyspec.int4_product.default, float_scales=False)
 Row m is the same, bit for bit, whatever M is; polyspec/int4.hpp has the bounds. On the CPU weights
 are read once for up to 64 tokens, activations are rounded to 8 bits, by token and group of inputs,
 the bits do not depend on the processor and the number of threads, and where x[m] is not finite row
-m is NaN. On CUDA it is one launch; blocks of 64 tokens read the weights at the same time, and
-nothing but y is rounded.
+m is NaN. On CUDA it is one launch, or two of 33 to 64 tokens; 32 tokens read the weights once,
+and nothing but y is rounded.
 
 Args:
     x: [M, K] float32 (on the CPU), bfloat16 or float16, unit stride along K.

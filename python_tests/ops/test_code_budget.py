@@ -258,22 +258,21 @@ def test_instructions_per_logit(probe: Probe, loops: dict[Probe, Loop]) -> None:
     assert loop.vectors >= most.vectors, f"{loop.vectors} vectors under way"
 
 
-# Of the 4-bit product, by tiles of 32 outputs and of 8 tokens that a warp has, and by warps that
-# share weights: the most instructions per weight with groups of 128 inputs, and chunks of weights
-# that are copied ahead.
+# Of the 4-bit product, by tiles of 32 outputs and of 8 tokens that a warp has: the most
+# instructions per weight with groups of 128 inputs, and chunks of weights that are copied ahead.
 INT4_BUDGET = {
-    (1, 1, 1): (3.5, 5),
-    (1, 2, 1): (4.2, 5),
-    (1, 4, 1): (5.3, 3),
-    (2, 1, 1): (2.5, 3),
-    (2, 2, 1): (3.1, 3),
-    (2, 4, 1): (3.9, 3),
-    (2, 4, 2): (8.1, 2),
+    (1, 1): (3.5, 5),
+    (1, 2): (4.2, 5),
+    (1, 4): (5.3, 3),
+    (2, 1): (2.5, 3),
+    (2, 2): (3.1, 3),
+    (2, 4): (3.9, 3),
 }
 
 
-# Of streamed weights, by tiles of 8 tokens: the most instructions per weight.
-STREAM_BUDGET = {1: 1.8, 2: 2.1}
+# Of streamed weights, by tiles of 8 tokens: the most instructions per weight. An H200 at 1.755 GHz
+# issues 3.5 while 4.2 TB/s bring a weight of each lane.
+STREAM_BUDGET = {1: 1.8, 2: 2.1, 4: 2.7}
 
 
 @pytest.fixture(scope="module")
@@ -302,16 +301,15 @@ def test_instructions_per_streamed_weight(tokens: int, int4_listing: str) -> Non
 def test_instructions_per_weight(int4_listing: str) -> None:
     found = {}
     for symbol, code in instructions(int4_listing):
-        form = re.search(r"int4_product_kernelIN.*8BFloat16ELi(\d)ELi(\d)ELi(\d)E", symbol)
+        form = re.search(r"int4_product_kernelIN.*8BFloat16ELi(\d)ELi(\d)E", symbol)
         if form is None:
             continue
-        tiles, tokens, sharers = map(int, form.groups())
+        tiles, tokens = map(int, form.groups())
         loop = hot_products(code, (2 * tiles * 2 + 2) * tokens)
-        # A vector of each tile a lane, by one of the sharers: half a byte for each weight.
-        assert sum("LDGSTS.E.BYPASS.128" in x for x in loop) == tiles // sharers + tokens
+        # A vector of each tile a lane: half a byte for each weight.
+        assert sum("LDGSTS.E.BYPASS.128" in x for x in loop) == tiles + tokens
         assert sum("LDG.E.128" in x for x in loop) == tiles  # scales, once a group
-        assert not any(re.search(r"\b(LDL|STL)\b", x) for x in loop)
-        assert sum(bool(re.search(r"\bBAR\b", x)) for x in loop) == sharers - 1
+        assert not any(re.search(r"\b(LDL|STL|BAR)\b", x) for x in loop)
         # Code after the last product runs once a group.
         last = max(line for line, x in enumerate(loop) if "HMMA" in x)
         jump = next(line for line in range(last, len(loop)) if "BRA" in loop[line])
@@ -323,7 +321,7 @@ def test_instructions_per_weight(int4_listing: str) -> None:
         )
         waits = [re.search(r"DEPBAR.LE SB0, 0x(\d)", x) for x in loop]
         ahead = next(int(wait[1], 16) + 1 for wait in waits if wait)
-        found[tiles, tokens, sharers] = sharers * count / (32 * tiles), ahead
+        found[tiles, tokens] = count / (32 * tiles), ahead
     assert found.keys() == INT4_BUDGET.keys()
     for form, (most, ahead) in INT4_BUDGET.items():
         assert found[form][0] <= most, f"{form}: {found[form][0]:.2f} instructions per weight"

@@ -133,7 +133,7 @@ def test_multiplies_where_the_weights_are(group, dtype, device) -> None:
 
 
 def test_shapes_on_cuda() -> None:
-    """Without numbers: the packed bytes, and that a product is one launch."""
+    """Without numbers: the packed bytes, and that a product of 32 tokens is one launch."""
     for outputs, inputs, group in ((16, 96, 32), (70, 256, 128), (8192, 512, 256)):
         with fake_cuda.launches() as counted, torch.device("cuda"):
             values = torch.empty(outputs, inputs, dtype=torch.uint8)
@@ -141,8 +141,8 @@ def test_shapes_on_cuda() -> None:
             packed = int4.pack(values, scales, scales, group)
             assert packed.shape == (bytes_on_cuda(outputs, inputs, group),)
             counted.counts.clear()
-            y = int4.product(torch.empty(64, inputs, dtype=torch.bfloat16), packed, outputs, group)
-            assert y.shape == (64, outputs)
+            y = int4.product(torch.empty(32, inputs, dtype=torch.bfloat16), packed, outputs, group)
+            assert y.shape == (32, outputs)
         assert counted.counts == {"int4_product": 1}
 
 

@@ -85,8 +85,9 @@ class Launches(TorchDispatchMode):
                 self.uploads.append(f"{name} {list(source.shape)}")
                 return made
         if tensors and name not in _NOTHING:
-            spans = -(-args[1].shape[2] // SPAN) if name == "attention" else 1
-            self.counts[name] += 1 + (spans > 1)
+            more = name == "attention" and args[1].shape[2] > SPAN
+            more = more or (name == "int4_product" and 32 < len(args[0]) <= 64)
+            self.counts[name] += 1 + more
         return made
 
     def _read(self, what: str) -> None:

@@ -132,11 +132,12 @@ POLYSPEC_API int64_t int4_packed_bytes(const Int4Shape& shape, Stream::Device de
 // none is refused, and `packed` is 16-byte aligned.
 POLYSPEC_API Result int4_pack(const Int4PackParams& params, Stream stream);
 
-// int4_product on CUDA is one launch and takes no workspace. No kernel of the same CUDA graph
-// writes `packed`, which is read before earlier kernels of a graph have ended. x and y are bfloat16
-// or float16, x and its stride multiples of 16 bytes. Weights are read once for up to 64 tokens;
-// more form several blocks, which read the weights at the same time. Neither weights nor
-// activations are rounded; sums are float32 on the tensor cores:
+// int4_product on CUDA is one launch, or two of 33 to 64 tokens on sm_90 and later, and takes no
+// workspace. No kernel of the same CUDA graph writes `packed`, which is read before earlier kernels
+// of a graph have ended. x and y are bfloat16 or float16, x and its stride multiples of 16 bytes.
+// Weights are read once for up to 32 tokens; more form several blocks, which read the weights at
+// the same time or from L2. Neither weights nor activations are rounded; sums are float32 on the
+// tensor cores:
 //   |y - exact| <= (group + 2 k / group + 12) 2^-22 sum_k |x_k| (56 |scale| + |zero|)
 //                  + (rounding of y to dtype)
 // where no sum overflows. A row is the same, bit for bit, with any other rows in the call; devices

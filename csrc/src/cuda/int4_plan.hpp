@@ -18,9 +18,12 @@ constexpr int kPairShift = 2;  // groups of 128 inputs are copied two at a time
 // Bytes of weights in flight on a multiprocessor that hide the latency of memory.
 constexpr int64_t kBytesUnderWay = 128 * 1024;
 
-// Shared memory before the activations: sums of two tiles, and barriers.
+// Tiles whose sums lie side by side.
+constexpr int stream_sums(int token_tiles) { return token_tiles < 4 ? 2 : 1; }
+// Shared memory before the activations: sums, and barriers.
 constexpr int64_t stream_fixed_bytes(int token_tiles) {
-  return 2 * kStreamWarps * 2 * token_tiles * 512 + kStreamWarps * kMostStages * 8;
+  return stream_sums(token_tiles) * kStreamWarps * 2 * token_tiles * 512 +
+         kStreamWarps * kMostStages * 8;
 }
 
 // `forced`: the CTAs of a cluster; 0: as few as leave kBytesUnderWay, or as leave most.

@@ -1,4 +1,4 @@
-// The product of up to 16 tokens with 4-bit weights that stream through shared memory, on devices
+// The product of up to 32 tokens with 4-bit weights that stream through shared memory, on devices
 // with bulk copies and clusters.
 //
 // A CTA for each multiprocessor, or a cluster of CTAs, takes tiles of 32 outputs one after the
@@ -6,7 +6,7 @@
 // of n tiles at the same time. A warp copies groups of weights into its ring, whole groups by bulk
 // copies, which go on to the next tile before this one is summed. The activations of the CTA's
 // slices lie in shared memory once. Sums of two tiles lie side by side, so that a tile has one
-// barrier.
+// barrier; of more than 16 tokens they would leave too little room, and a tile has two.
 #pragma once
 
 #include "core/convert.hpp"
@@ -20,7 +20,8 @@ namespace polyspec::cuda {
 template <int kTokenTiles>
 struct StreamShared {
   using Sum = float[kWarp][4];
-  Sum sums[2][kWarps][2 * kTokenTiles];
+  static constexpr int kBuffers = stream_sums(kTokenTiles);
+  Sum sums[kBuffers][kWarps][2 * kTokenTiles];
   CopyBarrier full[kWarps][kMostStages];
 };
 
@@ -177,9 +178,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();  // the sums of activations are there
   const Vector* const x_of_slice = x + ((begin - first) << of.shift) * kTokenTiles * kWarp + lane;
 
+  const auto meet = [&] {
+    if (ctas == 1) return __syncthreads();
+    __cluster_barrier_arrive();
+    __cluster_barrier_wait();
+  };
   int turn = 0, of_warp = 0;
   POLYSPEC_ROLLED
-  for (int tile = first_tile; tile < tiles; tile += step, turn ^= 1) {
+  for (int tile = first_tile; tile < tiles; tile += step, turn ^= Shared::kBuffers - 1) {
     Sums<1, kTokenTiles> y;
     const Vector* x_of = x_of_slice;
     const XSums* x_sums_of = x_sums + (begin - first) * kTokenTiles * 4 + lane % 4;
@@ -221,12 +227,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int j = 0; j < 4; ++j)
         shared.sums[turn][warp][f][lane][j] = y.of[f / kTokenTiles][f % kTokenTiles][j];
     }
-    if (ctas == 1) {
-      __syncthreads();  // the sums are written, and the sums of the tile before last are read
-    } else {
-      __cluster_barrier_arrive();
-      __cluster_barrier_wait();
-    }
+    meet();  // the sums are written, and of two buffers those of the tile before last are read
     // The CTA writes the tile of its rank.
     const auto sum_of = [&](int s, int f, int l, int j) {
       float* const mine = &shared.sums[turn][(rank << slices_shift) + (s & (slices - 1))][f][l][j];
@@ -246,11 +247,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (token < p.tokens && output < p.shape.outputs)
         core::convert_output(sum, static_cast<T*>(p.y) + token * p.y_stride + output);
     }
+    if (Shared::kBuffers == 1) meet();  // the sums are read
   }
-  if (ctas > 1) {  // no CTA leaves while another may read its sums
-    __cluster_barrier_arrive();
-    __cluster_barrier_wait();
-  }
+  if (ctas > 1) meet();  // no CTA leaves while another may read its sums
 #endif
 }
 

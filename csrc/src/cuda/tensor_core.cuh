@@ -1,6 +1,6 @@
-// Instructions of sm_80 that C++ has no words for: products of a warp on the tensor cores, copies
-// to shared memory that a thread does not wait for, and barriers of some warps.
-// csrc/tests/cuda_on_cpu has a body for each.
+// Instructions of sm_80 that C++ has no words for: products of a warp on the tensor cores, and
+// copies to shared memory that a thread does not wait for. csrc/tests/cuda_on_cpu has a body for
+// each.
 #pragma once
 
 #include <type_traits>
@@ -78,15 +78,6 @@ __device__ __forceinline__ void wait_for_batches() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 #else
   stand_in::wait_for_batches(kLeft);
-#endif
-}
-
-// Warps of a CTA wait for each other, `threads` in all, at barrier `id` of 1 to 15.
-__device__ __forceinline__ void sync_warps(int id, int threads) {
-#ifdef __CUDACC__
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-#else
-  stand_in::sync_warps(id, threads);
 #endif
 }
 

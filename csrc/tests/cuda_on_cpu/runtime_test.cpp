@@ -278,39 +278,10 @@ bool sums_are_right() {
 
 void test_bulk_copies() { CHECK(sums_are_right<0>()); }
 
-// Pairs of warps meet at separate barriers, the second pair more often.
-struct Numbers {
-  unsigned of[128];
-};
-__global__ void pass_to_the_other_warp(unsigned* out) {
-  POLYSPEC_SHARED(Numbers, numbers);
-  const unsigned at = threadIdx.x, pair = at / 64;
-  for (unsigned i = 0; i < 1 + 4 * pair; ++i) {
-    numbers.of[at] = at + i;
-    stand_in::sync_warps(static_cast<int>(1 + pair), 64);
-    out[128 * blockIdx.x + at] = numbers.of[at ^ 32];
-    stand_in::sync_warps(static_cast<int>(1 + pair), 64);
-  }
-}
-
-void test_barriers_of_warps() {
-  Device<unsigned> out(3 * 128);
-  CHECK(run(pass_to_the_other_warp, 3, 128, 1, out.data) == cudaSuccess);
-  for (unsigned i = 0; i < 3 * 128; ++i)
-    CHECK_EQ((i % 128 ^ 32u) + (i % 128 < 64 ? 0u : 4u), out.data[i]);
-}
-
 // Kernels with a mistake.
 __global__ void one_warp_skips_the_barrier(unsigned*) {
   if (threadIdx.x < 32) __syncthreads();
 }
-__global__ void warps_count_differently(unsigned*) {
-  stand_in::sync_warps(1, threadIdx.x < 32 ? 64 : 32);
-}
-__global__ void one_warp_skips_the_barrier_of_two(unsigned*) {
-  if (threadIdx.x < 32) stand_in::sync_warps(1, 64);
-}
-__global__ void warps_take_the_barrier_of_all(unsigned*) { stand_in::sync_warps(0, 64); }
 __global__ void one_lane_skips_the_shuffle(unsigned* out) {
   if (threadIdx.x % 32 != 5) *out = __shfl_sync(kAll, 1u, 0);
 }
@@ -431,9 +402,6 @@ void test_faults() {
     const char* message;
   } kFaults[] = {
       {one_warp_skips_the_barrier, "deadlock"},
-      {warps_count_differently, "different numbers of threads"},
-      {one_warp_skips_the_barrier_of_two, "deadlock"},
-      {warps_take_the_barrier_of_all, "not one of 1 to 15"},
       {one_lane_skips_the_shuffle, "deadlock"},
       {lanes_shuffle_differently, "different shuffles"},
       {does_not_wait_for_the_others_to_begin, "has not begun"},
@@ -474,7 +442,6 @@ int main() {
   test_capture();
   test_dependent_launch();
   test_product();
-  test_barriers_of_warps();
   test_bulk_copies();
   test_faults();
   return 0;

@@ -93,6 +93,10 @@ void test_int4_plan() {
   check(3, 136, 11008, 2, kLarge);
   check(3, 136, 14336, 2, kLarge);
   check(3, 68, 28672, 2, kLarge);
+  check(3, 136, 4096, 4, kLarge);
+  check(3, 102, 11008, 4, kLarge);
+  check(3, 68, 14336, 4, kLarge);
+  CHECK_EQ(0, polyspec::cuda::int4_plan({4096, 28672, 128}, 4, kLarge).stages);
   check(3, 68, 4096, 1, kSmall);
   CHECK_EQ(0, polyspec::cuda::int4_plan({4096, 4096, 128}, 2, kSmall).stages);
   check(0, 132, 4096, 1, kLarge, 256);

@@ -16,19 +16,23 @@ class Int4Case {
       : random_(seed + 0x1e4), dtype_(random_.chance(0.5) ? DType::kBFloat16 : DType::kFloat16) {
     const int64_t outputs[] = {1, 7, 16, 31, 32, 33, 64, 65, 100};
     const int64_t tokens[] = {1, 2, 5, 8, 9, 16, 17, 24, 32, 33, 40, 64, 65, 100};
-    const int32_t groups[] = {32, 64, 128, 256};
+    const int32_t groups[] = {32, 64, 128, 128, 256};
     shape_.group = random_.one_of(groups);
     shape_.outputs = random_.one_of(outputs);
     shape_.inputs = shape_.group * (1 + random_.below(random_.chance(0.3) ? 40 : 9));
-    // Two warps to a slice from 33 on.
+    // Two launches of streamed weights from 33 on.
     tokens_ = random_.chance(0.3) ? 33 + random_.below(32) : random_.one_of(tokens);
     if (random_.chance(0.05)) {  // CTAs of 64 outputs
       shape_.outputs = 8192 + random_.below(70);
       shape_.inputs = 2 * shape_.group;
     }
-    while (tokens_ > 1 && shape_.outputs * shape_.inputs * tokens_ > 3000000) tokens_ /= 2;
-    while (shape_.inputs > 2 * shape_.group && shape_.outputs * shape_.inputs * tokens_ > 3000000)
-      shape_.inputs -= shape_.group;
+    // Whole tiles are multiplied.
+    const auto too_large = [&] {
+      return (shape_.outputs + 31) / 32 * 32 * shape_.inputs * ((tokens_ + 7) / 8 * 8) > 3000000;
+    };
+    while (shape_.inputs > 9 * shape_.group && too_large()) shape_.inputs -= shape_.group;
+    while (tokens_ > 1 && too_large()) tokens_ /= 2;
+    while (shape_.inputs > 2 * shape_.group && too_large()) shape_.inputs -= shape_.group;
     x_stride_ = shape_.inputs + 8 * random_.below(3);
     y_stride_ = shape_.outputs + random_.below(3);
     row_ = random_.below(tokens_);

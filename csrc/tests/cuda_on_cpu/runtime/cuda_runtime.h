@@ -155,8 +155,6 @@ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
 // Dependent launch (src/cuda/runtime.cuh).
 void launch_dependents();
 void wait_for_prerequisites();
-// At barrier `id` of the CTA, which is for so many threads this time.
-void sync_warps(int id, int threads);
 void before_atomic(const void* at);
 void after_atomic(const void* at);
 

@@ -123,7 +123,6 @@ struct Cta {
   int alive;
   Barrier barrier;
   int counted[2] = {};  // by generation of the barrier: arguments that hold
-  std::vector<Barrier> of_warps{16, Barrier(0)};  // by number; the first to come says of how many
   std::vector<Warp> warps;
   std::vector<std::unique_ptr<CopyBarrier>> copy_barriers;
   struct Begun {

@@ -272,15 +272,6 @@ void wait_for_prerequisites() {
   pause();
 }
 
-void sync_warps(int id, int threads) {
-  if (id < 1 || id > 15) fault("warps wait at a barrier that is not one of 1 to 15");
-  Barrier& barrier = current().cta->of_warps[static_cast<size_t>(id)];
-  if (barrier.missing == barrier.threads) barrier.threads = barrier.missing = threads;
-  if (barrier.threads != threads) fault("warps wait at a barrier for different numbers of threads");
-  wait(barrier, arrive(barrier));
-  pause();
-}
-
 // Accesses before a fence come before other threads' accesses after their fence, when an atomic
 // before their fence has read a value that an atomic after the first fence wrote.
 void before_atomic(const void* at) {
