@@ -119,35 +119,6 @@ def test_a_certain_child_never_comes_without_its_parent() -> None:
         assert (2,) * min(total - 1, 5) in found
 
 
-def test_rows_without_a_distribution() -> None:
-    table = Table(2, 2)
-    logits, states = table.root()
-    logits[0] = math.nan
-    logits[1] = -math.inf
-    nodes = ps.DynamicTree(2, 5).grow(logits, states, torch.tensor([2, 2]), 2, table.expand)
-    assert nodes.tokens.min() >= 0
-    assert nodes.tokens.max() < V
-    assert paths_of(nodes, 0)
-
-
-def test_without_the_host() -> None:
-    def expand(
-        tokens: torch.Tensor, states: torch.Tensor, depth: int, ancestors: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        out = states * 0.5 + tokens[..., None]
-        return out, out @ weights
-
-    weights = torch.randn(4, V, generator=torch.Generator().manual_seed(0))
-    given = torch.randn(2, V), torch.randn(2, 1, 4), torch.tensor([3, 2])
-
-    def grow(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Nodes:
-        return ps.DynamicTree(3, 12).grow(a, b, c, 3, expand)
-
-    made = torch.compile(grow, fullgraph=True, backend="aot_eager")(*given)
-    for one, other in zip(made, grow(*given), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_static_tree() -> None:
     paths = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 2]]
     table = Table(2, 3)

@@ -81,36 +81,6 @@ def test_a_copy_in_the_targets_cache_tells_what_the_target_has_not_read(
     assert drafter.behind_the_target > 3
 
 
-class Covered(ps.Eagle):
-    """Checks that the states cover every earlier token."""
-
-    def prefill(self, prompts: Any) -> Any:
-        self.known = 0  # leading tokens with states
-        return super().prefill(prompts)
-
-    def draft(self, inputs: Any) -> Any:
-        text = inputs.text(0)
-        self.known = min(self.known, len(text) - 1)
-        first, count = int(inputs.hidden.positions[0]), int(inputs.hidden.counts[0])
-        if count:
-            assert first <= self.known
-            self.known = max(self.known, first + count)
-        return super().draft(inputs)
-
-
-def test_a_level_without_the_layers_tells_nothing(target: Any, tmp_path: Path) -> None:
-    """The copy reads tokens that the early exit between copy and target has read."""
-    drafter = Covered.from_pretrained(save(THIRD, weights_of(THIRD, 4), tmp_path), target)
-    owner = ps.HuggingFaceLevel(target)
-    early = ps.early_exit(owner, 2)
-    between = ps.HuggingFaceLevel(rough(target, 0.1), shares_cache_with=owner)
-    chain = ps.Chain([owner, early, between, drafter], [8, 4, 2])
-    out = chain.generate(PROMPTS[0], 60, temperature=1.0, seed=2, eos_token_id=[])
-    assert out.stats.levels[2].num_accepted_tokens > 5
-    with pytest.raises(ValueError, match=r"expected hidden states of layer 3, .* given 2 layers"):
-        ps.Chain([ps.HuggingFaceLevel(early.model), drafter], [3])
-
-
 @pytest.mark.parametrize("even", [False, True])
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
 def test_trees_are_those_of_the_plain_forward_pass(v, even, target, tmp_path) -> None:
@@ -205,7 +175,11 @@ def test_behind_tokens_whose_states_are_not_told(v: Variant, target: Any, tmp_pa
     check(hidden)
 
 
-def test_a_target_of_another_width_is_named(target: Any, tmp_path: Path) -> None:
+def test_a_target_without_the_states_is_named(target: Any, tmp_path: Path) -> None:
     drafter = ps.Eagle.from_pretrained(save(FIRST, weights_of(FIRST, 4), tmp_path), target)
     with pytest.raises(ValueError, match=r"^small: expected hidden states of 32 values.*given 64$"):
         ps.Chain([ps.HuggingFaceLevel(wide(), name="small"), drafter])
+    drafter = ps.Eagle.from_pretrained(save(THIRD, weights_of(THIRD, 4), tmp_path), target)
+    early = ps.early_exit(ps.HuggingFaceLevel(target), 2)
+    with pytest.raises(ValueError, match=r"expected hidden states of layer 3, .* given 2 layers"):
+        ps.Chain([ps.HuggingFaceLevel(early.model), drafter], [3])

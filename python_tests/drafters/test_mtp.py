@@ -10,7 +10,7 @@ import pytest
 import torch
 from mtp_heads import FAMILIES, LAYERS, Reference, V, change_config, save, target_of
 from safetensors.torch import load_file, save_file
-from small_models import make, plain_greedy, rough
+from small_models import make, plain_greedy
 from told import draft_input, drawn_from, prompts, rounds_of, told
 from transformers import cache_utils, modeling_layers
 
@@ -116,18 +116,6 @@ def test_trees(family: str, tmp_path: Path) -> None:
     assert accepted[0] == accepted[1] < accepted[2]
     for b, prompt in enumerate(PROMPTS):
         assert wide.sequences[b][: len(prompt) + 8].tolist() == plain_greedy(target, prompt, 8)
-
-
-def test_three_levels_and_rows_that_join(tmp_path: Path) -> None:
-    """Below a model with a separate cache, with requests that join and leave the batch."""
-    target, _, head = head_in("mimo", tmp_path)
-    server = ps.Server(ps.Chain([target, rough(target), head], [4, 3]), 2)
-    texts = {server.add(p, 10 + b, eos_token_id=[]): list(p) for b, p in enumerate(PROMPTS)}
-    while server.running or server.waiting:
-        for event in server.step():
-            texts[event.request] += event.tokens
-    for b, (prompt, text) in enumerate(zip(PROMPTS, texts.values(), strict=True)):
-        assert text == plain_greedy(target, prompt, 10 + b)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])

@@ -23,8 +23,6 @@ pytestmark = pytest.mark.skipif(
     reason="oneDNN multiplies here",
 )
 PRODUCT = torch.ops.polyspec.dense_product.default
-ATTENTION = torch.ops.polyspec.attention.default
-ROTARY = torch.ops.polyspec.rotary_append.default
 LAYERS = 8
 TEXTS = [[3, 9, 27, 17, 4], [5, 6, 30]]
 # The attention operator reads heads of 32.
@@ -88,28 +86,6 @@ def wide_head(place: Path, target: Any, v: Variant = FIRST, **options: Any) -> p
     return ps.Eagle.from_pretrained(save(v, weights_of(v, LAYERS), place), target, **options)
 
 
-@pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
-@pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
-def test_attention_of_fused_layers(v: Variant, tree: Any, tmp_path: Path) -> None:
-    """Each layer turns and appends its heads in one call; a tree has a mask."""
-    head = wide_head(tmp_path, ps.HuggingFaceLevel(target_of(v), pack=True), v, tree=tree)
-    layers = v.aux_layers(LAYERS)
-    features = features_of(v, layers)[:1]
-    head.prefill(prompts(1))
-
-    def draft() -> None:
-        head.draft(draft_input(TEXTS[:1], [4], told(layers, features, [0])))
-
-    calls: list[Any] = []
-    turned = arguments_of(ROTARY, lambda: calls.extend(arguments_of(ATTENTION, draft)))
-    assert len(turned) == len(calls) == 4 * v.layers
-    width = 1 if tree is None else 3
-    for query, key, _, mask, *_ in calls[v.layers :]:
-        assert query.shape[2] == width
-        assert key.shape[1] == 1
-        assert (mask is None) == (tree is None)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_head_of_another_dtype_than_the_targets(dtype: torch.dtype, tmp_path: Path) -> None:
     """The output head belongs to the target and multiplies in the target's dtype."""
@@ -124,20 +100,6 @@ def test_a_head_of_another_dtype_than_the_targets(dtype: torch.dtype, tmp_path: 
     assert block.rows.logits.dtype == dtype
     row = reference.draft(TEXTS[0], features[0], 1)
     assert (drawn_from(head, block, 0) - row).abs().max() < 0.05 * row.abs().max()
-
-
-def test_below_a_level_without_packed_weights(tmp_path: Path) -> None:
-    """Nor below a model. And the head's former products are unchanged."""
-    level = ps.HuggingFaceLevel(target_of(FIRST))
-    given = draft_input(TEXTS[:1], [3], told((-1,), features_of(FIRST, (-1,))[:1], [0]))
-    for target in (level, level.model):
-        head = wide_head(tmp_path, target)
-        head.prefill(prompts(1))
-
-        def draft(head: ps.Eagle = head) -> None:
-            head.draft(given)
-
-        assert arguments_of(PRODUCT, draft) == []
 
 
 @pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
@@ -197,29 +159,3 @@ def test_copies(kind, way, onednn, tmp_path, monkeypatch) -> None:
     if not onednn and kind == "eagle":
         last = {packed.data_ptr() for _, packed, outputs, _ in products if outputs == FIRST.vocab}
         assert len(last) == 1
-
-
-@pytest.mark.parametrize(("kind", "products"), [("medusa", 2), ("hydra", 3)])
-def test_products_of_other_heads(kind: str, products: int, tmp_path: Path) -> None:
-    """A block's, of which a Hydra head's first has two, and the output head, at every depth."""
-    head = HEADS[kind](tmp_path, ps.HuggingFaceLevel(target_of(FIRST), pack=True))
-    hidden = told((-1,), features_of(FIRST, (-1,))[:1], [0])
-    calls = arguments_of(PRODUCT, lambda: head.draft(draft_input(TEXTS[:1], [3], hidden)))
-    assert len(calls) == 3 * products
-
-
-def test_later_changes_are_not_seen(tmp_path: Path) -> None:
-    """As of packed levels, for which these weights have been copied."""
-    level = ps.HuggingFaceLevel(target_of(FIRST), pack=True)
-    head = wide_head(tmp_path, level)
-    head.prefill(prompts(1))
-    given = draft_input(TEXTS[:1], [3], told((-1,), features_of(FIRST, (-1,))[:1], [0]))
-    before = head.draft(given).rows
-    assert before is not None
-    wanted = before.logits.clone()
-    with torch.no_grad():
-        level.model.lm_head.weight.zero_()
-    head.prefill(prompts(1))
-    after = head.draft(given).rows
-    assert after is not None
-    assert after.logits.equal(wanted)

@@ -60,19 +60,6 @@ def test_first_tokens_of_any_number_need_no_mask(bucket: int) -> None:
     assert sliding.inputs(window + 1)["attention_mask"] is not None
 
 
-def test_spans_grow_with_the_length() -> None:
-    rows = RollbackCache(CONFIGS["llama"], 1, capacity=1 << 17, bucket=512).rows
-    spans = {n: rows.span_of(n) for n in range(1, 1 << 17)}
-    assert set(spans.values()) == {512 << k for k in range(9)}
-    assert all(n <= span and (span == 512 or span < 2 * n) for n, span in spans.items())
-    short = RollbackCache(CONFIGS["llama"], 1, capacity=1280, bucket=512).rows
-    assert [short.span_of(n) for n in (1, 512, 513, 1024, 1025, 1280)] == [
-        512, 512, 1024, 1024, 1280, 1280
-    ]  # fmt: skip
-    exact = RollbackCache(CONFIGS["llama"], 1, capacity=1 << 17, bucket=1).rows
-    assert all(exact.span_of(n) == n for n in range(1, 5000))
-
-
 @pytest.mark.parametrize(("bucket", "capacities"), [(1, [256, 512, 768]), (512, [256, 512, 1024])])
 def test_a_cache_that_attention_reads_in_spans_doubles(bucket: int, capacities: list[int]) -> None:
     """Keys that move have all graphs captured anew; on the CPU they cost their copy alone."""

@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from polyspec_ext.kv_cache.layers import query_positions
 from polyspec_ext.kv_cache.rollback import RollbackCache
-from polyspec_ext.kv_cache.streaming import ring_positions, turn
+from polyspec_ext.kv_cache.streaming import turn
 
 
 @torch.no_grad()
@@ -37,15 +37,6 @@ def test_sliding_windows(name: str) -> None:
 def test_padding_repeats_a_position_that_there_is() -> None:
     places = query_positions(torch.tensor([0, 0, 5]), torch.tensor([0, 2, 1]), 3)
     assert places.tolist() == [[0, 0, 0], [0, 1, 1], [5, 5, 5]]
-
-
-def test_ring_positions_count_what_is_in_the_slots() -> None:
-    for capacity, sinks in ((5, 0), (7, 3), (4, 1)):
-        slots = [-1] * capacity
-        for end in range(30):
-            expected = torch.tensor([slots])
-            assert torch.equal(ring_positions(torch.tensor([end]), capacity, sinks), expected)
-            slots[end if end < sinks else sinks + (end - sinks) % (capacity - sinks)] = end
 
 
 class NaiveStreaming(CacheLayerMixin):

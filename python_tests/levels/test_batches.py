@@ -66,18 +66,6 @@ def test_the_head_sees_no_more_than_is_kept() -> None:
 
 
 @torch.inference_mode()
-def test_a_row_of_nan_stays_its_own() -> None:
-    """The cache of one row does not reach its neighbours, nor the next batch."""
-    level = begun(make("llama"))
-    for layer in level.cache.layers:
-        layer.keys[1].fill_(float("nan"))
-        layer.values[1].fill_(float("nan"))
-    logits = level.forward(torch.tensor([[4, 5]] * 4), 1, [2, 0, 1, 2], [1, 0, 0, 1])
-    assert logits[[0, 2, 3]].isfinite().all()
-    assert begun(level.model, level).forward(IDS[:, :1], 1, [1] * 4, [0] * 4).isfinite().all()
-
-
-@torch.inference_mode()
 def test_rows_at_the_end_of_learned_positions_can_wait() -> None:
     model = make("gpt2")  # 128 positions
     level = HuggingFaceLevel(model)

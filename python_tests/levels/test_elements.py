@@ -12,7 +12,6 @@ from small_models import make
 from toy import ToyLevel
 
 import polyspec_ext as ps
-from polyspec_ext import progress
 from polyspec_ext.levels import tokenizer_at
 
 
@@ -102,17 +101,3 @@ def test_adapters_say_what_to_do(tmp_path: Path) -> None:
             ValueError, match=r"an adapter.* pack=False, or merge it .*merge_and_un"
         ):
             ps.Chain([tmp_path], **options)
-
-
-def test_files_of_blocks_show_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gguf")
-    from gguf_blocks import write_model
-
-    shown: list[dict[str, Any]] = []
-    bar = progress.bar
-    monkeypatch.setattr(progress, "bar", lambda **own: shown.append(own) or bar(**own))
-    file = tmp_path / "model.gguf"
-    write_model(file, "llama", {"": "Q4_0"})
-    ps.Chain([file], pack=False)
-    assert (shown[0]["desc"], shown[0]["unit"]) == ("model.gguf", "B")
-    assert 0.9 * file.stat().st_size < shown[0]["total"] < file.stat().st_size

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from small_models import wide as model
-from transformers import DynamicCache
 
 import polyspec_ext as ps
 
@@ -43,26 +42,6 @@ def test_known_families(dtype: torch.dtype) -> None:
     copy = ps.quantize_w4(model("qwen2", dtype=dtype), 32)
     assert kinds(ps.HuggingFaceLevel(copy)) == set(FUSED)
     assert kinds(ps.HuggingFaceLevel(model("qwen2", dtype=dtype))) == set()  # unchanged
-
-
-@DTYPES
-@pytest.mark.parametrize("quantised", [False, True])
-def test_attention_is_its_class_s_bit_for_bit(dtype: torch.dtype, quantised: bool) -> None:
-    given = model("qwen2", dtype=dtype)
-    level = ps.HuggingFaceLevel(ps.quantize_w4(given, 32) if quantised else given, pack=True)
-    attention = level._runs.model.layers[0].self_attn
-    theirs = type(attention).__bases__[1].forward
-    caches = [DynamicCache(config=given.config) for _ in range(2)]
-    with torch.inference_mode():
-        for tokens in (5, 1):
-            x = torch.randn(2, tokens, 128, dtype=dtype)
-            angles = torch.randn(2, tokens, 32)
-            turns = (angles.cos().to(dtype), angles.sin().to(dtype))
-            made, wanted = (
-                call(attention, x, turns, None, past_key_values=cache)[0]
-                for call, cache in zip((type(attention).forward, theirs), caches, strict=True)
-            )
-            assert made.equal(wanted)
 
 
 @DTYPES

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
-import os
 import random
 import struct
 import sys
@@ -31,7 +29,6 @@ PROMPT = [5, 17, 80, 3, 3, 41]
 # As llama.cpp mixes them: other types for values, down projections, and the head.
 MIXED = {"": "Q4_K", "attn_v": "Q6_K", "ffn_down": "Q5_0", "output": "Q8_0", "token_embd": "Q6_K"}
 KINDS = pytest.mark.parametrize("types", [MIXED, {"": "F16"}], ids=["blocks", "dequantised"])
-REAL = Path(os.environ.get("POLYSPEC_TEST_GGUF", "")) / "qwen0.5b.gguf"
 
 
 def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -57,7 +54,8 @@ def is_near(file: Path) -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_every_type(tmp_path: Path, name: str) -> None:
-    write_model(tmp_path / "model.gguf", "qwen2", {"": name})
+    """A matrix of another type is dequantised."""
+    write_model(tmp_path / "model.gguf", "qwen2", {"": name, "attn_k": "F16"})
     is_near(tmp_path / "model.gguf")
 
 
@@ -130,12 +128,6 @@ def test_memory_of_a_file(tmp_path: Path, tied: bool) -> None:
     size = files[1].stat().st_size
     assert 0.9 * size < resident < 1.25 * size
     assert peak < 1.4 * size
-
-
-def test_a_matrix_of_another_type_is_dequantised(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    write_model(file, "llama", {"": "Q4_0", "attn_k": "F16", "ffn_down": "F16"})
-    is_near(file)
 
 
 @KINDS
@@ -445,19 +437,6 @@ def test_damaged_headers_never_give_another_error(tmp_path: Path) -> None:
             load(file)
 
 
-@pytest.mark.parametrize("pack", [False, "auto"])
-def test_chains_of_files(tmp_path: Path, pack: Any) -> None:
-    """A level's logits are the same bits in every pass, and so are greedy texts."""
-    target, draft = tmp_path / "target.gguf", tmp_path / "draft.gguf"
-    write_model(target, "llama", MIXED)
-    write_model(draft, "llama", {**MIXED, "ffn_up": "Q5_K"})
-    plain = ps.Chain([target], pack=pack)
-    chain = ps.Chain([target, draft, "prompt-lookup"], pack=pack)
-    assert chain.levels[0].varies == ()
-    wanted = plain.generate([PROMPT, PROMPT[:3]], 24).sequences
-    assert chain.generate([PROMPT, PROMPT[:3]], 24).sequences.equal(wanted)
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_file_in_float32_is_its_model(tmp_path: Path, tied: bool) -> None:
     """The chain is named after the file, and generates the model's text."""
@@ -521,20 +500,3 @@ def test_ends_of_a_turn(tmp_path: Path, kind: str) -> None:
 
     write_model(file, "llama", {"": kind}, header=header)
     assert load(file).eos_token_ids == (2, 7, 9, 12)
-
-
-@pytest.mark.skipif(not REAL.is_file(), reason="no qwen0.5b.gguf in POLYSPEC_TEST_GGUF")
-def test_a_real_file() -> None:
-    text = Path(__file__).parents[2].joinpath("docs", "architecture.md").read_text()
-    ids = torch.tensor([tokenizer_at(REAL)(text)["input_ids"][:512]])
-    level = load(REAL)
-    given, wanted = logits(level.model, ids), logits(load(REAL, blocks=False).model, ids)
-
-    def perplexity(rows: torch.Tensor) -> float:
-        return math.exp(torch.nn.functional.cross_entropy(rows[0, :-1], ids[0, 1:]).item())
-
-    assert perplexity(given) == pytest.approx(perplexity(wanted), rel=0.01)
-    assert (given.argmax(-1) == wanted.argmax(-1)).float().mean() > 0.95
-    prompt = ids[0, :40].tolist()
-    plain = ps.Chain([level]).generate(prompt, 48).sequences
-    assert ps.Chain([level, "prompt-lookup"]).generate(prompt, 48).sequences.equal(plain)

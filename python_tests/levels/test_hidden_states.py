@@ -95,19 +95,6 @@ def test_the_state_behind_the_last_layer_is_in_front_of_the_norm() -> None:
         torch.testing.assert_close(model.model.norm(hidden[2]), hidden[-1])
 
 
-def test_counts_on_the_device() -> None:
-    model = make("qwen2")
-    level = HuggingFaceLevel(model)
-    text = texts()[0]
-    level.prefill(torch.tensor([text[:6]]))
-    counts = RowCounts(None, torch.tensor([3]))
-    block = InputBlock(torch.tensor([text[6:10]]), 1, counts, counts.less(1), hidden_layers=(1,))
-    hidden = level.forward(block).hidden
-    assert hidden is not None
-    wanted = own_states(model, text[:9])[1][6:]
-    torch.testing.assert_close(hidden[1][0, :3], wanted, rtol=1e-4, atol=1e-4)
-
-
 def test_shared_caches() -> None:
     """Of a prompt a copy computes its states though the level above has read it; of later tokens
     that this level has read they are this level's. Its keys stay as they are."""
@@ -175,25 +162,6 @@ def test_refusals() -> None:
     for layers in ((3,), (-2,)):
         with pytest.raises(ValueError, match=r"mine: hidden_layers: expected -1 to 2, given"):
             level.prefill(PromptBatch(torch.tensor([[5]]), hidden_layers=layers))
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        (None, TypeError, "wrong: expected hidden states by layer, given NoneType"),
-        ({1: torch.zeros(1, 2, 3)}, TypeError, "of layer 2, given NoneType"),
-        ({2: torch.zeros(1, 3, 3)}, ValueError, r"\[B, T, H\] = \[1, 2, H\] of layer 2"),
-    ],
-)
-def test_states_of_a_users_level_are_checked(given, error, message) -> None:
-    class Wrong(TreeLevel):
-        def forward(self, block: InputBlock) -> Any:
-            return torch.zeros(1, 1, 5), given
-
-    level = batched(Wrong(5, 1, name="wrong"))
-    assert level.capabilities.hidden_states
-    with pytest.raises(error, match=message):
-        level.forward(InputBlock(torch.tensor([[1, 2]]), 1, hidden_layers=(2,)))
 
 
 def test_states_that_nobody_asked_for_are_none() -> None:

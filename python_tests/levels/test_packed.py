@@ -7,7 +7,6 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -264,14 +263,6 @@ def test_parametrized_layers() -> None:
     assert ps.Chain([own, "w4"], pack=True).generate([1, 2, 3], 8).new_tokens == wanted
 
 
-def test_layers_of_one_input_are_one_product() -> None:
-    torch.manual_seed(0)
-    layers = [nn.Linear(6, 4), nn.Linear(6, 3)]
-    linear = products.OneDnnLinear(layers)
-    x = torch.randn(2, 5, 6)
-    torch.testing.assert_close(linear(x), torch.cat([layer(x) for layer in layers], -1))
-
-
 def test_which_product_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     projections = 2 * 2 + 1  # projections of one input are one, which is no module of the model
     for dtype in (torch.float32, torch.bfloat16):
@@ -318,51 +309,6 @@ def test_projections_stay_apart_where_the_model_needs_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(products.Merged, "part", part)
     made = ps.HuggingFaceLevel(model("gemma2"), pack=True)._runs
     assert count(made, products.PackedLinear) == 2 * 7 + 1
-
-
-def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed models read grouped keys without a copy, and the model keeps its configuration."""
-    level = ps.HuggingFaceLevel(model(), pack=True)
-    assert level.model.config._attn_implementation == "sdpa"
-    attention = level._runs.model.layers[1].self_attn
-    assert attention.config is level._runs.config is not level.model.config
-    assert attention.config._attn_implementation == fused.NAME
-    assert level.model.model.layers[1].self_attn.config is level.model.config
-
-    shapes = []
-
-    def watch(owner: Any, name: str) -> None:
-        real = getattr(owner, name)
-
-        def watched(query: torch.Tensor, key: torch.Tensor, *more: Any, **options: Any) -> Any:
-            shapes.append((name, tuple(query.shape), tuple(key.shape)))
-            return real(query, key, *more, **options)
-
-        monkeypatch.setattr(owner, name, watched)
-
-    watch(nn.functional, "scaled_dot_product_attention")
-    watch(fused.operators, "attention")
-    monkeypatch.setattr(level, "_stacked", None)  # which calls all layers at once
-    many = 33
-    level.prefill(torch.tensor([[1, 2, 3]]))
-    for width, name in ((many, "attention"), (2, "attention"), (1, "attention")):
-        shapes.clear()
-        level.forward(torch.ones(1, width, dtype=torch.int64), width)
-        assert shapes == [(name, (1, 4, width, 32), (1, 2, 3 + width, 32))] * 2
-        level.rollback([3])
-    level.prefill(torch.tensor([[1, 2, 3], [4, 5, 6]]), [3, 1])
-    for width in (1, 2):
-        shapes.clear()
-        level.forward(torch.tensor([[1, 2], [3, 4]])[:, :width], width)
-        assert shapes == [("attention", (2, 4, width, 32), (2, 2, 3 + width, 32))] * 2
-        level.rollback([3, 1])
-
-
-def test_other_attention_stays() -> None:
-    original = model()
-    original.set_attn_implementation("eager")
-    level = ps.HuggingFaceLevel(original, pack=True)
-    assert level._runs.config is original.config
 
 
 @pytest.mark.parametrize("width", [8, 32])
@@ -505,23 +451,6 @@ def test_memory_goes_with_the_tensors() -> None:
     del layer
     gc.collect()
     assert resident_bytes() - before < 40 * MIB
-
-
-def test_threads_get_parts_of_their_own() -> None:
-    made: dict[int, list[torch.Tensor]] = {}
-
-    def work(number: int) -> None:
-        made[number] = [
-            in_huge_pages(torch.full((1000,), number, dtype=torch.uint8)) for _ in range(200)
-        ]
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number, parts in made.items():
-        assert all((part == number).all() for part in parts)
 
 
 def on(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:

@@ -14,7 +14,6 @@ import small_models
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import polyspec_ext as ps
@@ -324,31 +323,6 @@ def test_layers_are_unpacked_and_kept_one_after_the_other(tmp_path: Path) -> Non
     assert ps.load_w4(llama(), tmp_path)(input_ids=ids).logits.equal(copy(input_ids=ids).logits)
 
 
-def test_two_that_keep_one_copy_leave_a_whole_file(tmp_path: Path) -> None:
-    """Two processes make the copy of one model, and one of them is stopped."""
-    copy = ps.quantize_w4(llama(), 32)
-    layers, samples = list(int4_weights.weights_of(copy)), copy.sampled_weights
-    place = tmp_path / "int4.safetensors"
-
-    def stopped() -> Iterator[tuple[str, Int4Weights]]:
-        yield layers[0]
-        raise KeyboardInterrupt
-
-    def weights() -> Iterator[tuple[str, Int4Weights]]:
-        yield from layers[:-1]
-        with pytest.raises(KeyboardInterrupt):
-            int4_weights.write_weights(place, stopped(), samples)
-        yield layers[-1]
-
-    int4_weights.write_weights(place, weights(), samples)
-    found = int4_weights.read_weights(place)
-    assert all(found.take(name).values.equal(own.values) for name, own in layers)
-    with pytest.raises(KeyboardInterrupt):
-        int4_weights.write_weights(place, stopped(), samples)
-    assert int4_weights.read_weights(place).shapes == found.shapes
-    assert [file.name for file in tmp_path.iterdir()] == [place.name]
-
-
 def test_a_kept_copy_of_another_model(tmp_path: Path) -> None:
     model = llama()
     ps.save_w4(ps.quantize_w4(model, 32), tmp_path)
@@ -486,41 +460,6 @@ def test_what_has_nothing_to_quantise_is_named() -> None:
         ps.quantize_w4(llama(), 256, head=True)
     with pytest.raises(TypeError, match="head: expected True, False or None"):
         ps.quantize_w4(llama(), head=1)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_chain_over_one_cache_says_what_the_target_says(temperature: float) -> None:
-    model, draft = llama(), llama(seed=1)
-    for pack in (False, True):
-        owner = ps.Level(model, name="target", pack=pack)
-        copy = ps.Level(ps.quantize_w4(model, 32), name="w4", shares_cache_with=owner, pack=pack)
-        assert copy.cache is owner.cache
-        alone = ps.Chain([model]).generate([1, 2, 3], 40, temperature, seed=4, eos_token_id=[])
-        chain = ps.Chain([owner, copy, draft], [4, 2], check_vocabulary=False)
-        out = chain.generate([1, 2, 3], 40, temperature, seed=4, eos_token_id=[])
-        if temperature == 0:
-            assert out.sequences.equal(alone.sequences)
-        # A random model's copy is close to it, and most drafts are accepted.
-        assert out.stats.levels[0].draft_acceptance_rate > 0.7
-
-
-def test_the_form_of_torchs_operator_on_cuda() -> None:
-    """Check shapes only, without values or a device."""
-    random = torch.Generator().manual_seed(0)
-    for outputs, inputs, group in (
-        (24, 256, 128), (24, 1280, 256), (12, 128, 128), (1, 64, 64), (50, 160, 32),
-    ):  # fmt: skip
-        rounded = torch.randn(outputs, inputs, generator=random)
-        weights = int4_weights.Int4Weights.nearest(rounded, group)
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            shapes = (fake.from_tensor(part).to("meta") for part in weights.tensors)
-            packed, both = torch_form(Int4Weights(*shapes))
-            x = torch.empty(2, inputs, dtype=torch.bfloat16, device="meta")
-            y = torch.ops.aten._weight_int4pack_mm(x, packed, group, both)
-        filled = -(-outputs // 8) * 8  # nothing is filled up but the last tile of outputs
-        assert y.shape == (2, filled)
-        assert both.shape == (inputs // group, filled, 2)
-        assert packed.shape[1] * packed.shape[3] * 2 * 16 == inputs  # tiles of 16 inputs each
 
 
 @pytest.mark.gpu

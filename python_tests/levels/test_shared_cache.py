@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from recorder import Recorder, WatchedGraphs, on_a_device
-from small_models import PROMPT, V, keys_of, make, plain_greedy, rough
+from small_models import PROMPT, keys_of, make, plain_greedy, rough
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import DraftModel
@@ -40,10 +40,12 @@ class Watched(HuggingFaceLevel):
         )
 
 
-def chains(target: Any, shared: int, window: list[int]) -> tuple[ps.Chain, ps.Chain]:
+def chains(
+    target: Any, shared: int, window: list[int], amount: float = 0.03
+) -> tuple[ps.Chain, ps.Chain]:
     """The same chain twice, with one cache and with one for each level."""
     owner = Watched(target)
-    copies = [rough(target, seed=i) for i in range(1, len(window) + 1)]
+    copies = [rough(target, amount, i) for i in range(1, len(window) + 1)]
     levels: list[Any] = [owner]
     for i, model in enumerate(copies):
         levels.append(ps.Level(model, shares_cache_with=owner) if i < shared else model)
@@ -169,110 +171,6 @@ def test_copies_that_are_gone_leave_nothing_with_the_owner() -> None:
     ]
 
 
-def test_a_model_finds_the_level_made_for_it() -> None:
-    target = make("llama")
-    draft = ps.Level(rough(target), shares_cache_with=target)
-    chain = ps.Chain([target, draft], [3])
-    assert chain.generate(PROMPT, 12, eos_token_id=[]).sequences.tolist() == [
-        plain_greedy(target, PROMPT, 12)
-    ]
-    assert chain.levels[0].cache is draft.cache  # type: ignore[attr-defined]
-
-
-class Rows:
-    """Ragged rows on two levels with one cache, each verified by a row alone."""
-
-    def __init__(self, owner: HuggingFaceLevel, draft: HuggingFaceLevel, rows: list[list[int]]):
-        self.owner, self.draft, self.rows = owner, draft, rows
-        self.random = torch.Generator().manual_seed(5)
-        self.read = {id(level): [len(row) - 1 for row in rows] for level in (owner, draft)}
-
-    def number(self, below: int) -> int:
-        return int(torch.randint(below, (1,), generator=self.random))
-
-    def prefill(self, level: HuggingFaceLevel) -> None:
-        counts = [len(row) - 1 for row in self.rows]
-        pairs = zip(self.rows, counts, strict=True)
-        tokens = [row[:n] + [0] * (max(counts) - n) for row, n in pairs]
-        level.prefill(torch.tensor(tokens), counts)
-
-    def forward(self, level: HuggingFaceLevel, behind: list[int | None]) -> None:
-        """Return logits after the last ``behind[b] + 1`` tokens of row b; None: it waits."""
-        read, owned = self.read[id(level)], list(self.read[id(self.owner)])
-        given = [
-            [] if k is None else row[n:] for row, n, k in zip(self.rows, read, behind, strict=True)
-        ]
-        width = max(map(len, given))
-        counts = [len(own) for own in given]
-        keep = max(k for k in behind if k is not None) + 1
-        first = [0 if k is None else n - k - 1 for n, k in zip(counts, behind, strict=True)]
-        logits = level.forward(
-            torch.tensor([own + [0] * (width - len(own)) for own in given]), keep, counts, first
-        )
-        for b, k in enumerate(behind):
-            if k is None:
-                continue
-            read[b] = len(self.rows[b])
-            expected = self.expected(level, self.rows[b], owned[b])[-k - 1 :]
-            torch.testing.assert_close(logits[b, : k + 1], expected, rtol=1e-3, atol=1e-3)
-
-    def expected(self, level: HuggingFaceLevel, row: list[int], owned: int) -> torch.Tensor:
-        """Return logits after every token of `row` (0 where not computed)."""
-        ids = torch.tensor([row])
-        if level is self.owner:
-            return level.model(input_ids=ids, use_cache=False).logits[0]
-        cache = RollbackCache.for_model(level.model, 1)
-        if owned:
-            self.owner.model(input_ids=ids[:, :owned], past_key_values=cache)
-        logits = level.model(input_ids=ids[:, owned:], past_key_values=cache).logits[0]
-        return torch.cat([logits.new_zeros(owned, V), logits])
-
-    def round(self) -> None:
-        counts = [self.number(4) for _ in self.rows]
-        counts[self.number(len(counts))] = 2  # at least one drafts
-        for i in range(max(counts)):
-            self.forward(self.draft, [0 if i < n else None for n in counts])
-            for row, n in zip(self.rows, counts, strict=True):
-                if i < n:
-                    row.append(3 + self.number(V - 3))
-        self.forward(self.owner, list(counts))
-        for b, (row, n) in enumerate(zip(self.rows, counts, strict=True)):
-            kept = len(row) - n + self.number(n + 1)
-            del row[kept:]
-            for level in (self.owner, self.draft):
-                read = self.read[id(level)]
-                read[b] = min(read[b], kept)
-            row.append(3 + self.number(V - 3))
-        for level in (self.owner, self.draft):
-            level.rollback(self.read[id(level)])
-
-    def leave(self, staying: list[int]) -> None:
-        self.rows = [self.rows[i] for i in staying]
-        for level in (self.draft, self.owner):
-            level.select(staying)
-            self.read[id(level)] = [self.read[id(level)][i] for i in staying]
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral, sliding window"])
-def test_ragged_rows(family: str) -> None:
-    model = make(family)
-    owner = HuggingFaceLevel(model, step=8)
-    draft = HuggingFaceLevel(rough(model, 0.1), shares_cache_with=owner)
-    for _ in range(2):
-        rows = Rows(owner, draft, [[5, 17, 80, 3, 41], [9], [30, 31, 32]])
-        for level in (owner, draft):
-            rows.prefill(level)
-        for _ in range(5):
-            rows.round()
-        rows.leave([2, 0])
-        for _ in range(3):
-            rows.round()
-        rows.leave([1])
-        rows.round()
-        assert owner.cache is draft.cache
-
-
 @torch.inference_mode()
 def test_a_draft_that_looks_back_leaves_the_owners_keys() -> None:
     model = make("llama")
@@ -317,16 +215,20 @@ PROMPTS = [PROMPT, [7], [40, 41, 42], [8, 9, 10, 11, 12, 13, 14, 15]]
 LENGTHS = [20, 5, 26, 9]
 
 
+@pytest.mark.parametrize("amount", [0.0, 0.03])
 @pytest.mark.parametrize(("window", "shared"), [([4], 1), ([4, 2], 1), ([4, 2], 2)])
-def test_batches_through_the_chain(window: list[int], shared: int) -> None:
+def test_batches_through_the_chain(window: list[int], shared: int, amount: float) -> None:
+    """Every token of a copy without a difference is accepted."""
     target = make("llama")
-    chain, _ = chains(target, shared, window)
+    chain, _ = chains(target, shared, window, amount)
     for _ in range(2):
         out = chain.generate(PROMPTS, LENGTHS, eos_token_id=[], pad_token_id=0)
         for row, prompt, length in zip(out.sequences.tolist(), PROMPTS, LENGTHS, strict=True):
             text = plain_greedy(target, prompt, length)
             assert row[: len(text)] == text
             assert not any(row[len(text) :])
+        drafted = out.stats.levels[0].num_draft_tokens
+        assert (out.stats.levels[0].num_accepted_tokens == drafted) == (amount == 0)
 
 
 def of_one_cache(count: int, graphs: Graphs | None, policy: Any = None) -> ps.Chain:
@@ -406,26 +308,6 @@ def test_a_key_names_the_lengths_of_all_levels() -> None:
     of_one_cache(3, graphs).generate([PROMPT, [7]], 40, eos_token_id=[])
     assert {key[0] for key, _ in graphs.seen} == {1, 2, 3}
     graphs.require_named()
-
-
-def test_a_device_that_knows_the_lengths_is_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the host's reaches the device's lengths between the rounds of a batch."""
-    chain = of_one_cache(2, Graphs(Recorder()))
-    level: Any = chain.levels[0]
-    batch = chain.batch([PROMPT], 60, eos_token_id=[])
-    batch.advance()
-    made, plain = [], torch.tensor
-
-    def watched(*arguments: Any, **options: Any) -> torch.Tensor:
-        made.append(arguments)
-        return plain(*arguments, **options)
-
-    monkeypatch.setattr(torch, "tensor", watched)
-    for _ in range(5):
-        lengths = level.reserve_span(80)
-        assert lengths is not None
-        batch.advance()
-    assert made == []
 
 
 @torch.inference_mode()

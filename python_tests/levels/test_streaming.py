@@ -31,17 +31,6 @@ def test_greedy_text_is_the_targets(family: str, streaming: Any) -> None:
         assert out.stats.levels[0].num_accepted_tokens > 0
 
 
-def test_batches() -> None:
-    target = make("llama")
-    chain = ps.Chain([target, ps.Level(rough(target), streaming=8)], [4])
-    prompts = [PROMPT, [7], [*range(3, 50)]]
-    lengths = [30, 50, 8]
-    out = chain.generate(prompts, lengths, eos_token_id=[], pad_token_id=0)
-    for row, prompt, length in zip(out.sequences.tolist(), prompts, lengths, strict=True):
-        text = plain_greedy(target, prompt, length)
-        assert row[: len(text)] == text
-
-
 @torch.inference_mode()
 def test_passes_longer_than_the_slack_go_in_pieces() -> None:
     """The same rows of logits as token by token, and no more memory."""

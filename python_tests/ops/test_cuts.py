@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from calls import arguments_of
 
 import polyspec_ext as ps
 
@@ -27,21 +26,6 @@ def block(device: torch.device) -> dict[str, Any]:
         "seed": torch.arange(B, device=device),
         "position": torch.arange(B, device=device) * 100,
     }
-
-
-def test_nothing_to_cut_changes_nothing(block: dict[str, Any]) -> None:
-    plain = ps.verify(**block)
-    assert isinstance(plain, ps.VerifyResult)
-    for r in (ps.verify(**block, eos=[]), ps.verify(**block, room=K + 2)):
-        assert isinstance(r, ps.CutVerifyResult)
-        for a, b in zip(plain, r[:5], strict=True):
-            assert torch.equal(a.nan_to_num(9.0), b.nan_to_num(9.0))
-        assert torch.equal(r.num_emitted, plain.num_accepted + 1)
-        last = plain.tokens.gather(1, plain.num_accepted[:, None].long())[:, 0]
-        assert torch.equal(r.next_ids, last)
-        assert torch.equal(r.cache_lengths, block["position"] + plain.num_accepted)
-        assert torch.equal(r.next_positions, r.cache_lengths)
-        assert r.ended.tolist() == [0] * B
 
 
 def test_ids_in_every_form(block: dict[str, Any]) -> None:
@@ -67,28 +51,6 @@ def test_a_fault_behind_the_end_is_not_reported(device: torch.device) -> None:
     assert ps.verify(target, tokens, temperature=0.0, eos=2).status.tolist() == [0, 0]
     bad = ps.verify(target, tokens, room=torch.tensor([-1, 0], device=device))
     assert bad.status.tolist() == [ps.Status.BAD_PARAMETER, 0]
-
-
-def test_opcheck(block: dict[str, Any]) -> None:
-    logits = block["target_logits"]  # fully accepted greedy blocks: no NaN to compare
-    options: dict[str, Any] = {"draft_tokens": logits.argmax(-1)[:, :K], "temperature": 0.0}
-    operator = torch.ops.polyspec.verify.default
-    seen = arguments_of(operator, lambda: ps.verify(logits, **options, eos=[-1, -1], room=9))
-    room = torch.full((B,), 9, device=logits.device)
-    seen += arguments_of(operator, lambda: ps.verify(logits, **options, room=room))
-    for arguments in seen:
-        torch.library.opcheck(operator, arguments)
-
-
-def test_compiles_and_fakes(block: dict[str, Any]) -> None:
-    def call(room: torch.Tensor) -> Any:
-        r = ps.verify(**block, eos=[1, 2], room=room)
-        return r.tokens, r.num_emitted + 1, r.next_ids
-
-    room = torch.arange(B, device=block["seed"].device)
-    compiled = torch.compile(call, fullgraph=True, backend="eager")
-    for a, b in zip(call(room), compiled(room), strict=True):
-        assert torch.equal(a, b)
 
 
 def test_errors_name_the_argument(block: dict[str, Any]) -> None:

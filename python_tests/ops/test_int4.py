@@ -58,21 +58,6 @@ def test_is_the_dequantised_product(group: int, dtype: torch.dtype) -> None:
             assert y.equal(alone[:tokens])  # a row in a batch equals the row alone
 
 
-def test_is_torchs_own_product() -> None:
-    """The same weights in the form of torch's operator, where this build of torch has it."""
-    group, outputs, inputs = 64, 48, 256
-    values, scales, zeros = matrix(outputs, inputs, group)
-    x = torch.randn(5, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
-    try:
-        theirs = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values.int(), 1)
-        both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
-        wanted = torch.ops.aten._weight_int4pack_mm_for_cpu(x, theirs, group, both)
-    except (NotImplementedError, AttributeError) as error:
-        pytest.skip(str(error))
-    y = int4.product(x, int4.pack(values, scales, zeros, group), outputs, group)
-    torch.testing.assert_close(y.float(), wanted.float(), rtol=0.02, atol=0.02)
-
-
 @pytest.mark.parametrize("float_scales", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_rounds_to_the_nearest(dtype: torch.dtype, float_scales: bool) -> None:
@@ -155,16 +140,6 @@ def test_rounds_what_has_no_range() -> None:
         weights[33, 50] = bad
         with pytest.raises(RuntimeError, match="weights: expected finite numbers"):
             int4.round_to_nearest(weights, 32)
-
-
-def test_rows_with_a_stride() -> None:
-    values, scales, zeros = matrix(16, 64, 64)
-    packed = int4.pack(values, scales, zeros, 64)
-    wide = torch.randn(4, 100, generator=torch.Generator().manual_seed(1))
-    assert int4.product(wide[:, :64], packed, 16, 64).equal(
-        int4.product(wide[:, :64].contiguous(), packed, 16, 64)
-    )
-    assert int4.product(wide[:0, :64], packed, 16, 64).shape == (0, 16)
 
 
 def test_refusals_name_the_argument() -> None:

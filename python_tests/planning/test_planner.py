@@ -26,7 +26,6 @@ from polyspec_ext.planning import measure, planner
 from polyspec_ext.planning.measure import Part, Setting, Workload
 from polyspec_ext.planning.store import Store
 from polyspec_ext.sampling import Sampling
-from polyspec_ext.stats import LevelStats
 
 PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 1, 1, 8]]
 
@@ -165,17 +164,6 @@ def test_prompts_that_there_is_no_time_for(clock: Clock) -> None:
         assert error_of(one) == pytest.approx(0, abs=0.1), one
 
 
-def test_any_number_of_the_first_prompts_stand_for_all() -> None:
-    prompts = [[0] * size for size in (5, 3, 9, 1, 7, 2, 8, 6, 4)]
-    sizes = [len(one) for one in measure.representative(prompts, 1)]
-    assert sorted(sizes) == list(range(1, 10))
-    assert all(abs(sum(sizes[:count]) / count - 5) <= 1.5 for count in range(2, 10)), sizes
-    sizes = [len(one) for one in measure.representative(prompts, 2)]
-    assert sizes[-1] == 4
-    for size in range(4):
-        assert measure.representative(prompts[:size], 4) == prompts[:size]
-
-
 class SlowRows(Rows):
     """`Slow` in batches: a pass takes longer by the row, and by the width of the block."""
 
@@ -225,15 +213,6 @@ def test_batches_are_planned(clock: Clock) -> None:
     )
     text = plan.chain().generate(prompts[:4], 40).sequences
     assert text.equal(ps.Chain([plan.parts[0].thing]).generate(prompts[:4], 40).sequences)
-
-
-def test_more_tokens_take_no_less() -> None:
-    samples = [(1, 3.0, 1), (2, 2.0, 1), (4, 1.0, 1), (4, 1.0, 1), (8, 21.0, 3), (16, 6.0, 1)]
-    times = measure.times_of(samples)
-    assert times.seconds == pytest.approx({1: 1.75, 2: 1.75, 4: 1.75, 8: 6.75, 16: 6.75})
-    straight = [(n, 2.0 * n, 2) for n in range(1, 6)]
-    assert measure.times_of(straight).seconds == {n: float(n) for n in range(1, 6)}
-    assert [measure.times_of(straight).at(n) for n in (0, 3, 9)] == pytest.approx([1, 3, 9])
 
 
 def test_windows_are_the_best_of_all(clock: Clock) -> None:
@@ -467,25 +446,6 @@ def test_trees_below_any_model_have_times_of_their_own(clock: Clock) -> None:
     assert "verify trees of d, 4 paths" in str(plan)
 
 
-def test_acceptance_of_trees_by_window() -> None:
-    """By the rounds with the nearest window; a tree that ended early accepts nothing there."""
-    shallow, deep = LevelStats(), LevelStats()
-    for _ in range(60):
-        shallow.verified(1, 1, 2)
-    for _ in range(30):
-        deep.verified(2, 2, 3)
-        deep.verified(4, 0, 1)
-    found = measure.Measured(
-        np.arange(8, 0, -1), observed={(0, 1): [(1, shallow), (4, deep)]}, trees={(0, 1)}
-    )
-    one, four = (found.acceptance((0, 1), window).proposals for window in (1, 5))
-    assert one is not None
-    assert four is not None
-    assert one.accept[0, 0] == pytest.approx(1)
-    assert four.accept[0, :3] == pytest.approx([0.5, 1, 0], abs=0.1)
-    assert (one.counts.max(), four.counts.max()) == (1, 4)
-
-
 def test_a_head_drafts_below_the_target_it_reads(clock: Clock) -> None:
     target, middle, copy = (Part(SlowTreeLevel(clock, str(n)), str(n), True) for n in range(3))
     copy.thing.reads_apart = False
@@ -618,16 +578,6 @@ def test_a_machine_that_changes_changes_all_predictions(clock, monkeypatch) -> N
     assert plan.candidates[0].parts in plan.measured.trials
     for one in ran_again(plan, plan.candidates, PROMPTS, 1):
         assert abs(error_of(one)) < (0.02 if len(one.parts) < 3 else 0.12), one
-
-
-def test_trials_correct_predictions() -> None:
-    """By a chain's trial, the more the longer it was; else by the mean of all."""
-    found = measure.Measured(None)
-    assert found.factor((0, 1)) == 1
-    found.trials[0, 1] = measure.Trial(2.0, 0.1, 64)
-    found.trials[0,] = measure.Trial(1.0, 0.1, 10**9)
-    assert found.factor((0, 2)) == 1.5
-    assert [found.factor(chain) for chain in ((0, 1), (0,))] == pytest.approx([1.75, 1.0])
 
 
 def test_the_uncertainty_is_that_of_the_trial(clock: Clock) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -123,28 +122,3 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert default_store().folder is None
-
-
-def _write(folder: Path, number: int) -> None:
-    store = Store(folder)
-    for turn in range(100):
-        store.put({"which": turn % 2}, [number] * 2000)
-
-
-def test_processes_write_at_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_write, args=(tmp_path, n)) for n in range(3)]
-    for writer in writers:
-        writer.start()
-    seen = 0
-    while any(writer.is_alive() for writer in writers):
-        value = Store(tmp_path).get(KEY)
-        if value is not None:
-            seen += 1
-            assert len(set(value)) == 1
-            assert len(value) == 2000
-        elif seen:
-            pytest.fail("a value that was there has gone")
-    assert [writer.exitcode for writer in writers] == [0, 0, 0]
-    assert Store(tmp_path).get({"which": 1}) is not None
-    assert len(list(tmp_path.iterdir())) == 2

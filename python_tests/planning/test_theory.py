@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
@@ -19,97 +19,62 @@ CASES = [
 ]
 
 
-@dataclass(frozen=True)
-class Insertion:
-    """Theorem 3.2 for M_new between M_i and M_{i+1}.
-
-    Args:
-        seconds, new_seconds, seconds_below: T_i, T_new and T_{i+1}, per pass.
-        length, of_new, new_length: L_i above M_{i+1}, L_{i-new} and L_new.
-        beta: passes of M_{i+1} per verification above it.
-        without: T_i and beta without M_new; None: the same, which the printed conditions assume.
-    """
-
-    seconds: float
-    new_seconds: float
-    seconds_below: float
-    length: float
-    of_new: float
-    new_length: float
-    beta: float
-    without: tuple[float, float] | None = None
-
-    @property
-    def bound_above(self) -> float:
-        return self.new_length * (1 / self.length - 1 / self.of_new)
-
-    @property
-    def above(self) -> bool:
-        """Condition (1)."""
-        return self.new_seconds / self.seconds < self.bound_above
-
-    @property
-    def below(self) -> bool:
-        """Condition (2)."""
-        bound = self.beta * (self.new_length / self.length - 1)
-        return self.new_seconds / self.seconds_below < bound
-
-    @property
-    def exact_bound(self) -> float:
-        """By Lemma 3.1, before against after, if M_{i+1} is the last model."""
-        seconds_before, beta_before = self.without or (self.seconds, self.beta)
-        saved = seconds_before / self.length - self.seconds / self.of_new
-        saved += self.seconds_below * (beta_before / self.length - self.beta / self.new_length)
-        return self.new_length * saved
-
-    @property
-    def exact(self) -> bool:
-        return self.new_seconds < self.exact_bound
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_printed_insertions(case: tuple[float, ...]) -> None:
-    above, of_new, new, new_length, below, length, ratio, bound, before, after = case
-    test = Insertion(above, new, below, length, of_new, new_length, beta=1)
-    assert new / above == pytest.approx(ratio, abs=1e-3)
-    assert test.bound_above == pytest.approx(bound, abs=1e-3)
-    assert test.above == (after > before)
-
-
 def lemma_seconds(lengths: Sequence[float], seconds: Sequence[float], beta: float) -> float:
     """Lemma 3.1, of 100 tokens: ``sum_{i<n} (N / L_i) T_i + beta (N / L_{n-1}) T_n``."""
     verifying = sum(cost / length for length, cost in zip(lengths, seconds, strict=False))
     return 100 * (verifying + beta / lengths[-1] * seconds[-1])
 
 
-@pytest.mark.parametrize("beta", [0.0, 1.0, 6.0])
+class Insertion(NamedTuple):
+    """Theorem 3.2 for M_new between M_i and M_{i+1}: T_i, L_{i-new}, T_new, L_new, T_{i+1}, L_i,
+    and the passes of M_{i+1} per verification above it."""
+
+    seconds: float
+    of_new: float
+    new_seconds: float
+    new_length: float
+    seconds_below: float
+    length: float
+    beta: float = 1
+
+    @property
+    def bound_above(self) -> float:
+        return self.new_length * (1 / self.length - 1 / self.of_new)
+
+    @property
+    def printed(self) -> tuple[bool, bool]:
+        """Conditions (1) and (2)."""
+        below = self.beta * (self.new_length / self.length - 1)
+        above = self.new_seconds / self.seconds < self.bound_above
+        return above, self.new_seconds / self.seconds_below < below
+
+    @property
+    def exact(self) -> bool:
+        """By Lemma 3.1, before against after, if M_{i+1} is the last model."""
+        before = lemma_seconds([self.length], [self.seconds, self.seconds_below], self.beta)
+        seconds = [self.seconds, self.new_seconds, self.seconds_below]
+        return lemma_seconds([self.of_new, self.new_length], seconds, self.beta) < before
+
+
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("without", [None, (21.0, 5.0)])
-def test_the_exact_condition_is_lemma_3_1_twice(case, beta, without) -> None:
-    above, of_new, new, new_length, below, length = case[:6]
-    test = Insertion(above, new, below, length, of_new, new_length, beta, without)
-    above_before, beta_before = without or (above, beta)
-    two = lemma_seconds([length], [above_before, below], beta_before)
-    three = lemma_seconds([of_new, new_length], [above, new, below], beta)
-    saved = (test.exact_bound - new) / new_length * 100
-    assert two - three == pytest.approx(saved)
-    assert test.exact == (three < two)
-    if beta == 0 and without is None:
-        assert test.exact == test.above
+def test_the_printed_insertions(case: tuple[float, ...]) -> None:
+    *sizes, ratio, bound, before, after = case
+    test = Insertion(*sizes)
+    assert test.new_seconds / test.seconds == pytest.approx(ratio, abs=1e-3)
+    assert test.bound_above == pytest.approx(bound, abs=1e-3)
+    assert test.printed[0] == (after > before)
+    # Without drafts it is condition (1).
+    assert test._replace(beta=0).exact == test.printed[0]
 
 
 def test_the_printed_conditions_do_not_suffice() -> None:
     # (1) holds, but M_new accepts less from M_{i+1} than M_i did: more drafts than before.
-    test = Insertion(20, 2, 4, 4, 6, 2, beta=5)
-    assert test.above
-    assert not test.exact
-    # (2) holds, but M_i accepts less from M_new than it did from M_{i+1}.
-    test = Insertion(20, 1, 4, 4, 3.9, 8, beta=1)
-    assert test.below
-    assert test.exact  # which it may be
-    test = Insertion(20, 1, 4, 4, 2.0, 8, beta=1)
-    assert test.below
-    assert not test.exact
+    test = Insertion(20, 6, 2, 2, 4, 4, beta=5)
+    assert (test.printed[0], test.exact) == (True, False)
+    # (2) holds, but M_i accepts less from M_new than it did from M_{i+1}, which may be enough.
+    for of_new, exact in ((3.9, True), (2.0, False)):
+        test = Insertion(20, of_new, 1, 8, 4, 4)
+        assert (test.printed[1], test.exact) == (True, exact)
 
 
 def test_theorem_3_3_and_its_erratum() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import toy
-import toy_rows
 
 import polyspec_ext as ps
 from benchmarks.adaptation import POLICIES, Fsm, QLearning
@@ -21,18 +20,6 @@ from polyspec_ext.policies import RoundReport, StepReport
 from polyspec_ext.runtime.plan import default_rounds
 
 NAMES = list(POLICIES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_rows_of_a_batch(name: str) -> None:
-    levels = [toy_rows.Rows(20, 11 + i, scale=1.5) for i in range(3)]
-    prompts = [[1, 2], [3], [4, 4, 4]]
-    lengths = [30, 12, 50]
-    out = ps.Chain(levels, [3, 2], policy=POLICIES[name]()).generate(
-        prompts, lengths, eos_token_id=[]
-    )
-    plain = ps.Chain(levels[:1]).generate(prompts, lengths, eos_token_id=[])
-    assert out.sequences.equal(plain.sequences)
 
 
 def rounds(

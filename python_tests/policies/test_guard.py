@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-import toy_rows
 
-import polyspec_ext as ps
 from polyspec_ext import policies
 from polyspec_ext.policies import RoundReport, StepReport
 
@@ -418,27 +416,3 @@ def test_another_batch_is_measured_anew(name: str) -> None:
     again = Rows(policy, [0.8])
     again.texts(400)
     assert again.windows[-1][0] > 4
-
-
-class Told:
-    """Keeps the observations of batches that a policy gets."""
-
-    def __init__(self) -> None:
-        self.batches: list[int] = []
-
-    def next(self, report: RoundReport) -> Sequence[int]:
-        self.batches.append(report.batch)
-        return report.windows
-
-
-def test_reports_tell_how_many_rows_take_a_round_together() -> None:
-    levels = [toy_rows.Rows(20, 11 + i, scale=1.5) for i in range(2)]
-    told = Told()
-    chain = ps.Chain(levels, [1], policy=told)
-    chain.generate([[1, 2], [3], [4]], [4, 30, 30], eos_token_id=[])
-    assert told.batches[:3] == [3, 3, 3]
-    assert told.batches[-1] in (1, 2)
-    assert told.batches == sorted(told.batches, reverse=True)
-    told.batches.clear()
-    chain.generate([1, 2], 6, eos_token_id=[])
-    assert set(told.batches) == {1}

@@ -46,6 +46,7 @@ def test_reports() -> None:
         assert last in range(20)  # of the last round, which is not observed
         prompt_reads = [step.level for step in own[0].steps if step.repeated and step.batch == 1]
         assert prompt_reads in ([2], [2, 3])
+    assert {report.batch for report in policy.reports} == {1, 2}  # rows in the last round
     both = [r.steps for r in policy.reports if r.steps and r.steps[-1].batch == 2]
     assert {step.repeated for steps in both for step in steps} == {False, True}
 

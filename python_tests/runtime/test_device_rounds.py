@@ -12,8 +12,6 @@ from captured_chains import PROMPTS, level, models
 from device_rounds import counted, same, same_without_the_host, watched
 
 import polyspec_ext as ps
-from polyspec_ext.kv_cache.lengths import RowLengths
-from polyspec_ext.tensors import RowCounts
 
 
 def chains(window: list[int], **options: Any) -> tuple[ps.Chain, ps.Chain]:
@@ -157,12 +155,3 @@ def test_a_row_of_nans(faulty: int, at: int, first: int) -> None:
     a, b = errors
     assert (b.request, b.level, b.position, b.status) == (a.request, a.level, a.position, a.status)
     assert (b.request, b.level) == (1, faulty + 1)
-
-
-def test_attention_reads_the_same_slots_all_through_a_round() -> None:
-    """Else every pass would be another graph."""
-    rows = RowLengths(2, capacity=128, step=128, bucket=16, device=torch.device("cpu"))
-    rows.limit = rows.bound = 40
-    for _ in range(9):
-        rows.begin(3, RowCounts(None, torch.tensor([3, 1])))
-        assert (rows.bound, rows.span) == (40, 64)

@@ -27,13 +27,6 @@ def test_plans() -> None:
     assert deep.ahead >= sum(deep.max_pending) + deep.drafts + deep.levels
 
 
-def test_a_window_of_zero_leaves_out_what_is_below_it() -> None:
-    plan = round_plan((4, 0, 3), (2, 0, 0))
-    assert (plan.steps, plan.max_pending, plan.asked) == ((2, 2, 1), (2, 0, 0), (1, 2))
-    plan = round_plan((0, 2), (2, 0))
-    assert (plan.steps, plan.asked) == ((1,), (1,))
-
-
 def test_a_tail_s_draft_may_be_the_drafter_s_first() -> None:
     """Then the drafter reads the target's pending tokens as well."""
     plan = round_plan((5, 0, 3), (5, 1, 0), 2)
@@ -45,16 +38,6 @@ def test_a_tail_s_draft_may_be_the_drafter_s_first() -> None:
     assert [plan.width_at(place) for place in (0, 3)] == [4, 4 + 4 - 0]
     three = round_plan((4, 2), (2, 0), 2)
     assert [three.width_at(place) for place in (0, 4)] == [3, 3]
-
-
-def test_unbounded_rounds_have_no_order_of_their_own() -> None:
-    plan = round_plan((4, 3, 3), (2, 0, 0))
-    assert plan.steps is None
-    # Level 2 waits for 3, however many blocks of up to 4 that takes; level 1 for 4, of up to 7.
-    assert (plan.max_pending, plan.asked) == ((3 + 7, 2 + 4, 3), (1, 2, 3, 4))
-    assert round_plan((4, 0, 3), (0, 0, 0)).steps is None
-    # The lowest verifier waits for one draft, with any bound.
-    assert round_plan((4,), (0,)).steps == round_plan((4,), (1,)).steps == (2, 1)
 
 
 def test_default_rounds() -> None:

@@ -15,7 +15,7 @@ from polyspec_ext import columns, tiny
 from polyspec_ext.integrations.prometheus import RequestCollector
 from polyspec_ext.policies.base import RoundRecorder, StepReport
 from polyspec_ext.runtime.rows import Origin, origins
-from polyspec_ext.stats import LevelStats, Stats, StatsRecorder, merge
+from polyspec_ext.stats import LevelStats, Stats, merge
 
 
 def level(*blocks: tuple[int, int], name: str = "target") -> LevelStats:
@@ -72,32 +72,6 @@ def test_merge_adds_and_leaves_the_parts_alone() -> None:
     assert whole.levels[0].emitted_per_verification == [2, 5, 1]
     assert parts[0].levels[0].emitted_per_verification == [2]
     assert merge([whole, whole]).levels[0].num_draft_tokens == 14
-
-
-def test_the_recorder_enters_a_row_and_its_batch() -> None:
-    rows = [Stats([LevelStats("a"), LevelStats("b")]) for _ in range(2)]
-    total = Stats([LevelStats("a"), LevelStats("b")])
-    recorder = StatsRecorder(total)
-    recorder.follow(rows)
-    idle = [-1, 0, 0, 0, 0, 0, 0]
-    recorder.verified(0, [[3, 9, 2, 3, 0, 0, 0], [1, 9, 1, 2, 0, 0, 0]], 0.5)
-    recorder.drafted([idle, [4, 9, 0, 4, 0, 0, 0]], 0.125, 4)
-    recorder.drafted([idle, [4, 9, 0, 2, 0, 0, 0]], 0.125, 2, [0, 5])
-    recorder.prefilled(1, 0.25)
-    recorder.decoded(2.0)
-    assert total.levels[0].draft_length_histogram == [0, 1, 0, 1]
-    assert rows[0].levels[0].draft_length_histogram == [0, 0, 0, 1]
-    assert [stats.num_new_tokens for stats in (total, *rows)] == [5, 3, 2]
-    for stats in (rows[1], total):
-        assert (stats.levels[1].num_proposals, stats.levels[1].num_proposed_tokens) == (2, 9)
-        assert (stats.levels[1].num_forward_passes, stats.levels[1].seconds) == (6, 0.25)
-    assert rows[0].levels[1].num_proposals == rows[0].levels[1].num_forward_passes == 0
-    assert recorder.prefill_seconds == 0.25
-    recorder.spent(1, 0.5, 1)  # the batch's, for any row
-    assert [stats.levels[1].num_forward_passes for stats in (total, *rows)] == [7, 1, 7]
-    for stats in (*rows, total):
-        assert (stats.levels[0].num_forward_passes, stats.levels[0].seconds) == (1, 0.5)
-        assert (stats.decode_seconds, stats.prefill_seconds) == (2.0, 0.25)
 
 
 def test_a_policy_is_told_once_of_a_step_and_of_what_was_read() -> None:

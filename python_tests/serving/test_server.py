@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import captured_chains
@@ -15,7 +14,6 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from random_chains import Row, rows, run, shapes
 from recorder import Recorder
-from small_models import V, make, rough
 from transformers import AutoModelForCausalLM
 
 import polyspec_ext as ps
@@ -155,16 +153,6 @@ def test_rules_and_alternatives_are_those_of_the_request() -> None:
         assert [one for event in events for one in event.alternatives] == out.alternatives[0]
 
 
-MIXED: list[dict[str, Any]] = [
-    {"prompt": [5, 17, 80, 3] * 12, "max_new_tokens": 24, "temperature": 1.0, "seed": 3},
-    {"prompt": [9], "max_new_tokens": 9, "temperature": 0.0, "seed": 4},
-    {"prompt": [5, 17, 80, 3] * 12 + [7], "max_new_tokens": 30, "temperature": 0.8, "seed": 5},
-    {"prompt": list(range(90)), "max_new_tokens": 1, "temperature": 1.0, "seed": 6},
-    {"prompt": [5, 17, 80, 3] * 20, "max_new_tokens": 12, "temperature": 1.0, "seed": 7},
-    {"prompt": [5, 17, 80, 3] * 12, "max_new_tokens": 24, "temperature": 1.0, "seed": 3},
-]
-
-
 def alone(chain: ps.Chain, request: dict[str, Any]) -> ps.Output:
     return chain.generate(
         [request["prompt"]],
@@ -173,55 +161,6 @@ def alone(chain: ps.Chain, request: dict[str, Any]) -> ps.Output:
         seed=request["seed"],
         eos_token_id=[],
     )
-
-
-FAMILIES = ["llama", "gpt2", "gemma2, sliding window", "shared", "eagle"]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_families(family: str, tmp_path: Path) -> None:
-    """Greedy texts of sharp models do not feel the rounding of other passes."""
-    target: Any = make("llama" if family in ("shared", "eagle") else family)
-    if family == "shared":
-        level = ps.Level(target)
-        levels: list[Any] = [level, ps.Level(rough(target), shares_cache_with=level)]
-    elif family == "eagle":
-        from eagle_heads import Variant, save, weights_of
-
-        sizes: dict[str, Any] = {"hidden": 32, "inner": 12, "heads": 2, "kv_heads": 2}
-        variant = Variant("first", vocab=V, own_head=True, **sizes)
-        levels = [
-            target,
-            ps.Eagle.from_pretrained(save(variant, weights_of(variant, 2), tmp_path), target),
-        ]
-    else:
-        levels = [target, rough(target), rough(target, 0.1)]
-    chain = ps.Chain(levels, check_vocabulary=False)
-    requests = [{**one, "temperature": 0.0} for one in MIXED[:4]]
-    wanted = [alone(chain, request).new_tokens[0] for request in requests]
-    server = ps.Server(chain, 2)
-    assert server._batch.admits
-    served = serve(server, [{**one, "eos_token_id": []} for one in requests], [0, 1, 2, 3])
-    assert [tokens_of(events) for events in served] == wanted
-
-
-def test_levels_of_one_cache_while_rows_leave_and_join() -> None:
-    """A drafter without a model lies below, so that the lower level begins before the owner."""
-    target = ps.Level(make("llama"))
-    below = ps.Level(rough(target.model), shares_cache_with=target)
-    chain = ps.Chain([target, below, ps.PromptLookup(2, 1)], [4, 2], check_vocabulary=False)
-    requests = [
-        {
-            "prompt": [(7 * i + j) % V for j in range(1 + i % 5)],
-            "max_new_tokens": 3 + 5 * i % 11,
-            "seed": i,
-        }
-        for i in range(12)
-    ]
-    wanted = [alone(chain, {**one, "temperature": 0.0}).new_tokens[0] for one in requests]
-    server = ps.Server(chain, 2)
-    served = serve(server, [{**one, "eos_token_id": []} for one in requests], [0] * 12)
-    assert [tokens_of(events) for events in served] == wanted
 
 
 # ---- requests that fail --------------------------------------------------------------------------

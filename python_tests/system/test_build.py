@@ -102,43 +102,6 @@ def test_importing_the_operators_does_not_import_transformers() -> None:
     assert done.stdout.strip() == "False", done.stderr
 
 
-# The symbols of libtorch that the module uses. All are in torch 2.11.0; look a new symbol up there.
-IN_TORCH_2_11 = """
-    aoti_torch_abi_version aoti_torch_create_device_guard aoti_torch_delete_device_guard
-    aoti_torch_delete_library_object aoti_torch_delete_tensor_object aoti_torch_device_type_cpu
-    aoti_torch_device_type_cuda aoti_torch_device_type_meta aoti_torch_device_type_mps
-    aoti_torch_device_type_privateuse1 aoti_torch_device_type_xpu aoti_torch_dtype_bfloat16
-    aoti_torch_dtype_bool aoti_torch_dtype_complex128 aoti_torch_dtype_complex32
-    aoti_torch_dtype_complex64 aoti_torch_dtype_element_size aoti_torch_dtype_float16
-    aoti_torch_dtype_float32 aoti_torch_dtype_float64 aoti_torch_dtype_float8_e4m3fn
-    aoti_torch_dtype_float8_e4m3fnuz aoti_torch_dtype_float8_e5m2
-    aoti_torch_dtype_float8_e5m2fnuz aoti_torch_dtype_int16 aoti_torch_dtype_int32
-    aoti_torch_dtype_int64 aoti_torch_dtype_int8 aoti_torch_dtype_uint16 aoti_torch_dtype_uint32
-    aoti_torch_dtype_uint64 aoti_torch_dtype_uint8 aoti_torch_empty_strided
-    aoti_torch_get_current_cuda_stream aoti_torch_get_device_index aoti_torch_get_device_type
-    aoti_torch_get_dim aoti_torch_get_dtype aoti_torch_get_numel aoti_torch_get_size
-    aoti_torch_get_stride aoti_torch_is_contiguous aoti_torch_layout__mkldnn
-    aoti_torch_layout_jagged aoti_torch_layout_sparse_bsc aoti_torch_layout_sparse_bsr
-    aoti_torch_layout_sparse_coo aoti_torch_layout_sparse_csc aoti_torch_layout_sparse_csr
-    aoti_torch_layout_strided aoti_torch_library_def aoti_torch_library_init_def
-    aoti_torch_library_init_fragment aoti_torch_library_init_impl
-    aoti_torch_memory_format_channels_last aoti_torch_memory_format_channels_last_3d
-    aoti_torch_memory_format_contiguous_format aoti_torch_memory_format_preserve_format
-    aoti_torch_new_tensor_handle aoti_torch_warn torch_call_dispatcher torch_delete_list
-    torch_dtype_float4_e2m1fn_x2 torch_dtype_float8_e8m0fnu torch_get_const_data_ptr
-    torch_get_mutable_data_ptr torch_get_num_threads torch_library_impl torch_list_get_item
-    torch_list_size torch_parallel_for
-"""
-
-
-@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
-def test_module_needs_nothing_newer_than_torch_2_11() -> None:
-    done = run("nm", "-D", "--undefined-only", _C.__file__)
-    used = set(re.findall(r"\b[Uw] ((?:aoti_)?torch_\w+)", done.stdout))
-    assert "torch_library_impl" in used
-    assert used <= set(re.findall(r"\w+", IN_TORCH_2_11))
-
-
 # ------------------------------------------------------------------------------------ missing tools
 
 

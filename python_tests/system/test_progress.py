@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import json
 import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from transformers.utils import logging
 
 import polyspec_ext as ps
-from benchmarks import __main__ as benchmarks
 from polyspec_ext import levels, progress, tiny
 from polyspec_ext.runtime.graphs import Graphs
 
@@ -90,31 +86,6 @@ def test_a_long_bar_is_a_line_from_time_to_time_off_a_terminal(monkeypatch) -> N
     assert 2 <= len(lines) <= 3
     assert all(re.search(r"^file\.gguf: .*\d/6 ", line) for line in lines)
     assert "\r" not in stream.getvalue()
-
-
-def test_packing_counts_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
-
-    def counted(things: Any = None, **options: Any) -> Any:
-        made = SimpleNamespace(update=counts.append)
-        counts.append(-options["total"])
-        return contextlib.nullcontext(made)
-
-    model = levels.load_model(tiny.path("drafter"))
-    monkeypatch.setattr(progress, "bar", counted)
-    levels.HuggingFaceLevel(model, pack=True)
-    assert counts[0] < 0 == sum(counts)
-
-
-OVERHEAD = ["overhead", "--levels", "2", "--batch", "1", "--turns", "1", "--json"]
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_benchmark_shows_a_bar_on_a_terminal_only(monkeypatch, capsys, terminal) -> None:
-    with shown(monkeypatch, terminal) as stream:
-        assert benchmarks.main(OVERHEAD) == 0
-    assert ("overhead" in stream.getvalue()) == terminal
-    json.loads(capsys.readouterr().out)
 
 
 def test_nobody_makes_a_bar_that_does_not_look_for_a_terminal() -> None:
