@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 import torch
 from fake_chains import chain, launches, steps_of_a_round
+
+from polyspec_ext.runtime.graphs import Graphs, Outputs, Run
 
 
 class Launches(NamedTuple):
@@ -86,6 +90,49 @@ def test_rounds_that_the_host_follows_mix_no_devices(name: str, fuses: bool) -> 
         with torch.inference_mode():
             for _ in range(3):
                 made.engine.round()
+
+
+class Followed(NamedTuple):
+    """Numbers of a round that the host follows, by captured passes."""
+
+    replays: int
+    reads: int
+    uploads: int
+    launches: int  # of all else
+
+
+# A pass is a replay and an upload. A verification is a read, and its result an upload to the level
+# below. A copy needs the lengths of its cache's owner, and a chain of a head a read for each token.
+FOLLOWED = {
+    "target, lookup": (["target", "lookup"], [4], Followed(1, 1, 1, 13)),
+    "target, draft, lookup": (["target", "draft", "lookup"], [5, 3], Followed(3, 3, 5, 45)),
+    "target, W4, lookup": (["target", "W4", "lookup"], [5, 3], Followed(3, 3, 8, 42)),
+    "target, EAGLE": (["target", "EAGLE"], [3], Followed(4, 6, 5, 33)),
+    "target, tree": (["target", "tree"], [3], Followed(3, 3, 3, 20)),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_steps_that_the_host_follows_replay_their_passes(name: str) -> None:
+    parts, window, wanted = FOLLOWED[name]
+    replays: list[int] = []
+
+    def capture(step: Run) -> tuple[Callable[[], None], Outputs]:
+        outputs = step()
+        return lambda: replays.append(1), outputs
+
+    with launches(zeros=True) as seen:
+        graphs = Graphs(SimpleNamespace(capture=capture))
+        made = chain(parts, window, graphs=graphs, sync_each_step=True)
+        made.batch([3, 1, 4, 1, 5, 9], 64, temperature=1.0, eos_token_id=[])
+        with torch.inference_mode():
+            for _ in range(5):  # the first ones allocate and capture
+                seen.counts.clear()
+                for kept in (replays, seen.reads, seen.uploads):
+                    kept.clear()
+                made.engine.round()
+    found = Followed(*map(len, (replays, seen.reads, seen.uploads)), seen.total)
+    assert found == wanted, (seen.reads, seen.uploads, seen.counts)
 
 
 @pytest.mark.parametrize("version", [1, 3])

@@ -1,10 +1,9 @@
-"""Captured passes of steps that the host follows: one upload, one replay and one read."""
+"""Captured passes of steps that the host follows (their counts: levels/test_cuda_chains.py)."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dflash_heads
@@ -12,16 +11,12 @@ import pytest
 import torch
 from any_head import head_for
 from captured_chains import PROMPTS, level
-from device_rounds import READING
-from recorder import OnADevice, Recorder, WatchedGraphs, on_a_device, storage_of, tensors
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from recorder import OnADevice, WatchedGraphs, on_a_device
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 import polyspec_ext as ps
 from polyspec_ext.kv_cache.layers import DEVICE_BUCKET
 from polyspec_ext.levels import HuggingFaceLevel
-from polyspec_ext.runtime import graphs
-from polyspec_ext.runtime.graphs import Graphs, Outputs, Run
 
 REPEATING = [[1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3]]
 OPTIONS: dict[str, Any] = {"seed": 5, "eos_token_id": []}
@@ -152,170 +147,6 @@ def test_a_head_that_the_host_follows(kind, middle, tree, tmp_path, monkeypatch)
     assert graphs.num_replays > 2 * graphs.num_captures > 0
     if kind not in ("medusa", "hydra"):  # Medusa and Hydra have no network
         assert graphs.replays["a pass of a head"] > 2 * mine.num_proposals
-
-
-# ---- counts --------------------------------------------------------------------------------------
-# Memory of the levels counts as the device's, and so do results of operators on it. Numbers of the
-# host that meet it in an operator are an upload. The replay of a captured step is one launch.
-# These are counts of Python's calls, and say nothing of a GPU.
-
-
-class Counts(TorchDispatchMode):
-    """Counts, as a context manager, of the levels of a chain with a batch.
-
-    Attributes:
-        launches, uploads, reads: where each happened, by operator.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ours: dict[int, torch.Tensor] = {}
-        self._made_here: dict[int, torch.Tensor] = {}  # by operators that read no tensor
-        self.clear()
-
-    def clear(self) -> None:
-        self.launches: list[str] = []
-        self.uploads: list[str] = []
-        self.reads: list[str] = []
-
-    def own(self, given: Sequence[torch.Tensor]) -> None:
-        """Have their memory be the device's."""
-        self._ours.update((storage_of(x), x) for x in given)
-
-    def owns(self, tensor: torch.Tensor) -> bool:
-        return storage_of(tensor) in self._ours
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given, name = tensors((args, kwargs)), func.overloadpacket.__name__
-        out = func(*args, **(kwargs or {}))
-        made = [x for x in tensors(out) if storage_of(x) not in map(storage_of, given)]
-        if any(map(self.owns, given)):
-            # Numbers without dimensions are a kernel's arguments.
-            sent = {
-                storage_of(x): x
-                for x in given
-                if x.dim() and not self.owns(x) and storage_of(x) not in self._made_here
-            }
-            self.uploads += [f"{name} {list(x.shape)}" for x in sent.values()]
-            if made or func._schema.is_mutable:
-                self.launches.append(name)
-            self.own([*given, *made])
-        elif not given:
-            self._made_here.update((storage_of(x), x) for x in made)
-        return out
-
-
-class CountingRecorder(Recorder):
-    def __init__(self, counts: Counts) -> None:
-        super().__init__()
-        self._counts = counts
-
-    def capture(self, step: Run) -> tuple[Callable[[], None], Outputs]:
-        with _disable_current_modes():
-            replay, outputs = super().capture(step)
-        self._counts.own([x for x in outputs if x is not None])
-
-        def counted() -> None:
-            with _disable_current_modes():
-                replay()
-            self._counts.launches.append("replay")
-
-        return counted, outputs
-
-
-@contextmanager
-def counting(chain: ps.Chain, counts: Counts) -> Iterator[None]:
-    for own in chain.levels:
-        model, cache = (getattr(own, name) for name in ("model", "cache"))
-        states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
-        counts.own([*model.parameters(), *model.buffers(), *states])
-        counts.own([cache.rows.lengths, cache.rows.base, cache.rows.status])
-    sent = graphs.uploaded
-
-    def uploaded(*arguments: Any) -> Any:
-        step = sent(*arguments)
-        counts.uploads.append("a step")
-        counts.own([step.table])
-        return step
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "uploaded", uploaded)
-        for name in READING:
-            patch.setattr(torch.Tensor, name, _reading(name, counts))
-        with counts:
-            yield
-
-
-def rounds_of(chain: ps.Chain, counts: Counts, head: Any = None) -> Iterator[list[int]]:
-    """Yield the verifications of each level in eight rounds of a text, which `counts` counts."""
-    for _ in range(2):
-        chain.generate(REPEATING[0], 60, 1.0, **OPTIONS)
-    batch = chain.batch(REPEATING[0], 60, temperature=1.0, **OPTIONS)
-    if head is not None:  # the first round allocates its cache
-        batch.advance()
-        cache = head.features.cache
-        states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
-        counts.own([*head.network.parameters(), *states, cache.rows.lengths, cache.rows.base])
-    with counting(chain, counts):
-        for number in range(11):
-            before = [own.num_verifications for own in batch.stats.levels[:-1]]
-            counts.clear()
-            batch.advance()
-            after = [own.num_verifications for own in batch.stats.levels[:-1]]
-            if number > 2:  # parameters reach the device once
-                yield [b - a for a, b in zip(before, after, strict=True)]
-
-
-def _reading(name: str, counts: Counts) -> Callable[..., Any]:
-    real: Callable[..., Any] = getattr(torch.Tensor, name)
-
-    def read(self: torch.Tensor, *arguments: Any) -> Any:
-        if not counts.owns(self):
-            return real(self, *arguments)
-        counts.reads.append(f"{name} {list(self.shape)}")
-        with _disable_current_modes():  # a copy on the host
-            return real(self.clone(), *arguments)
-
-    return read
-
-
-@pytest.mark.parametrize(
-    ("name", "uploads", "launches"), [("lookup", 0, 14), ("three levels", 1, 15), ("a copy", 2, 30)]
-)
-def test_a_pass_is_one_replay_one_upload_and_one_read(name, uploads, launches) -> None:
-    """A verification also launches a dozen small operators, and its results are one upload more. A
-    copy in another level's cache needs that level's length."""
-    levels, window, options = CHAINS[name]
-    counts = Counts()
-    graphs = Graphs(CountingRecorder(counts))
-    chain = ps.Chain(levels(True), window, graphs=graphs, sync_each_step=True, **options)
-    for passes in rounds_of(chain, counts):
-        assert counts.launches.count("replay") == sum(passes)
-        assert len(counts.reads) == sum(passes), counts.reads
-        assert counts.uploads.count("a step") == sum(passes)
-        others = [x for x in counts.uploads if x != "a step"]
-        assert len(others) <= uploads * sum(passes[1:]), others
-        assert len(counts.launches) <= launches * sum(passes), counts.launches
-
-
-@pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
-def test_a_head_s_draft_is_few_replays_and_reads(tree, tmp_path, monkeypatch) -> None:
-    """A replay and a read for each token of a chain; of a tree two replays and one read."""
-    monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
-    window, target = 3, one(0, True)
-    drafter = head_for(target, "eagle", tmp_path, tree)
-    head = drafter._head
-    counts = Counts()
-    graphs = Graphs(CountingRecorder(counts))
-    chain = ps.Chain([target, drafter], [window], graphs=graphs, sync_each_step=True)
-    for _ in rounds_of(chain, counts, head):
-        assert counts.launches.count("replay") == (1 + window if tree is None else 3)
-        assert counts.uploads.count("a step") == 2
-        assert len(counts.launches) <= 130
-        if tree is None:
-            assert counts.reads.count("tolist [1, 1]") == window
-        else:
-            assert counts.reads.count("cpu [1, 17]") == 1
 
 
 @pytest.mark.parametrize("rows", [1, 2])

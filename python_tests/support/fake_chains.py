@@ -153,11 +153,11 @@ def chain(
     *,
     pack: bool = True,
     head_layers: int = 1,
-    graphs: bool = False,
+    graphs: Any = False,
     **options: Any,
 ) -> ps.Chain:
-    """Return a chain of "target", "W4" (a copy in the target's cache), "draft", "EAGLE", "EAGLE-3"
-    and "tree" (of EAGLE's). `pack`: the head runs fused layers as its target does."""
+    """Return a chain of "target", "W4" (a copy in the target's cache), "draft", "lookup", "EAGLE",
+    "EAGLE-3" and "tree" (of EAGLE's). `pack`: the head runs fused layers as its target does."""
     with torch.device("cuda"):
         given = model("llama", layers)
     target = ps.HuggingFaceLevel(given, name="target", pack=pack)
@@ -172,6 +172,8 @@ def chain(
             with torch.device("cuda"):
                 small = model("llama", layers)
             made.append(ps.HuggingFaceLevel(small, name=part))
+        elif part == "lookup":
+            made.append(ps.PromptLookup())
         else:
             tree = ps.DynamicTree(3, 9) if part == "tree" else None
             version = 3 if part == "EAGLE-3" else 1
