@@ -17,14 +17,9 @@ from polyspec_ext.runtime.plan import Operators
 V, DRAWN, PROMPT = 4, [0, 1, 3], [2, 1]
 
 
-class Part(ps.DraftModel):
-    """A drafter of a toy level that has logits of `DRAWN` only."""
-
-    def __init__(self, operators: Operators, vocab_size: int = V) -> None:
-        super().__init__(PartLevel(vocab_size), draw=operators.draw)
-
-
 class PartLevel(toy.ToyLevel):
+    """A level with logits of `DRAWN` only."""
+
     def __init__(self, vocab_size: int = V) -> None:
         super().__init__(vocab_size, 3, scale=1.0)
         self.drawn = torch.tensor(DRAWN)
@@ -43,7 +38,7 @@ def test_the_target_is_given_rows_of_the_drawn_ids() -> None:
         return ps.verify(logits, tokens, rows, **options)
 
     operators = Operators(toy.drawing(ps.sample), verify)
-    levels = [toy.ToyLevel(V, 1), Part(operators)]
+    levels = [toy.ToyLevel(V, 1), ps.DraftModel(PartLevel(), draw=operators.draw)]
     chain = ps.Chain(levels, [2], operators=operators)
     chain.generate(PROMPT, 12, temperature=1.0, seed=1)
     assert seen
@@ -52,7 +47,7 @@ def test_the_target_is_given_rows_of_the_drawn_ids() -> None:
 
 def test_ids_that_the_level_above_lacks_are_not_drawn() -> None:
     above = toy.ToyLevel(3, 1)
-    chain = ps.Chain([above, Part(Operators(), 4)], [3], check_vocabulary=False)
+    chain = ps.Chain([above, ps.DraftModel(PartLevel())], [3], check_vocabulary=False)
     out = chain.generate(PROMPT, 40, temperature=1.0, seed=2)
     assert set(out.sequences[0].tolist()) <= {0, 1, 2}
     assert out.stats.levels[0].num_accepted_tokens > 0
@@ -66,7 +61,7 @@ def test_processors_see_every_id() -> None:
             assert logits.shape[-1] == V
             return torch.where(torch.arange(V) == 3, logits, -float("inf"))
 
-    chain = ps.Chain([toy.ToyLevel(V, 1), Part(Operators())], [3])
+    chain = ps.Chain([toy.ToyLevel(V, 1), ps.DraftModel(PartLevel())], [3])
     batch = chain.batch([PROMPT], 6, temperature=1.0, seed=1, processors=Only())
     batch.complete()
     assert batch.rows[0].tokens[len(PROMPT) :] == [3] * 6
@@ -90,8 +85,8 @@ def test_the_target_draws_all() -> None:
 class StayingPart(toy_rows.Staying):
     """A level of batches with logits of `DRAWN` only."""
 
-    def __init__(self, vocab_size: int = V) -> None:
-        super().__init__(vocab_size, 3)
+    def __init__(self) -> None:
+        super().__init__(V, 3)
         self.capabilities = replace(
             toy_rows.Staying.capabilities, id_map=IdMap(V, torch.tensor(DRAWN))
         )
@@ -100,17 +95,13 @@ class StayingPart(toy_rows.Staying):
         return LevelOutput(super().forward(block).logits[..., DRAWN])
 
 
-def between(operators: Operators, rule: str = "token", sync: bool = True, tail: int = 0) -> Any:
-    levels = [toy_rows.Staying(V, 1), StayingPart(), toy_rows.Staying(V, 2)]
-    return ps.Chain(levels, [2, 1], rule=rule, sync_each_step=sync, tail=tail, operators=operators)
-
-
 def test_processors_may_forbid_all_that_it_draws() -> None:
     class Only:
         def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
             return torch.where(torch.arange(V) == 2, logits, -float("inf"))
 
-    batch = between(Operators()).batch([PROMPT], 6, temperature=1.0, seed=1, processors=Only())
+    chain = ps.Chain([toy_rows.Staying(V, 1), StayingPart(), toy_rows.Staying(V, 2)], [2, 1])
+    batch = chain.batch([PROMPT], 6, temperature=1.0, seed=1, processors=Only())
     batch.complete()
     assert batch.rows[0].tokens[len(PROMPT) :] == [2] * 6
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import pytest
 import toy
 import toy_rows
+from toy_policies import Turns
 from toy_trees import TreeDrafter
 
 import polyspec_ext as ps
@@ -20,20 +20,6 @@ from polyspec_ext.policies import (
 )
 
 
-class Random:
-    """Switches at random, by the text, and lets the drafter sit out now and then."""
-
-    def __init__(self, drafter: ps.SwitchingDrafter, largest: int = 3) -> None:
-        self.drafter, self.largest = drafter, largest
-        self.seen: set[int] = set()
-
-    def next(self, report: RoundReport) -> Sequence[int]:
-        chance = random.Random(str(list(report.text)))
-        self.drafter.active = chance.randrange(len(self.drafter.members))
-        self.seen.add(self.drafter.active)
-        return [chance.randint(0, self.largest) for _ in report.windows]
-
-
 def test_members_that_are_the_target_accept_everything() -> None:
     """A cache that has missed tokens, or kept rejected tokens, would lower the acceptance."""
     levels = [toy.ToyLevel(50, 3) for _ in range(3)]
@@ -41,16 +27,16 @@ def test_members_that_are_the_target_accept_everything() -> None:
     drafter = ps.SwitchingDrafter(
         [DraftModel(levels[1]), ps.PromptLookup(), DraftModel(other), DraftModel(levels[2])]
     )
-    policy = Random(drafter)
+    policy = Turns(drafter)
     chain = ps.Chain([levels[0], drafter], [3], policy=policy)
     out = chain.generate([1], 200, 0.9, seed=4)
-    assert policy.seen == {0, 1, 2, 3}
+    assert policy.drafters == {0, 1, 2, 3}
     text = out.sequences[0].tolist()
     for level in (levels[1], levels[2], other):
         assert len(level.cache) > 100
         assert level.cache == text[: len(level.cache)]
 
-    class Honest(Random):
+    class Honest(Turns):
         def next(self, report: RoundReport) -> Sequence[int]:
             windows = super().next(report)
             self.drafter.active = 3 * (self.drafter.active % 2)  # the two that are the target

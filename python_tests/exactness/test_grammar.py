@@ -64,12 +64,6 @@ class Masked(toy.ToyLevel):
 RULES = ps.LogitsRules(grammar=GRAMMAR)
 
 
-def generate(chain: ps.Chain, length: int) -> list[int]:
-    batch = chain.batch([PROMPT], length, temperature=1.0, eos_token_id=[EOS], rules=RULES)
-    batch.complete()
-    return batch.rows[0].tokens[len(PROMPT) :]
-
-
 def gap(
     levels: Sequence[Any],
     window: Sequence[int],
@@ -80,11 +74,8 @@ def gap(
     """Total variation between a chain's texts and the target's masked distribution."""
     chance = chance or toy.Enumerator()
     chain = ps.Chain(levels, window, operators=chance.operators, **options)
-    texts = toy.chain_distribution(chance, partial(generate, chain, length))
-    assert abs(sum(texts.values()) - 1) < 1e-9
     target = levels[0] if isinstance(levels[0], toy.ToyLevel) else levels[0].table
-    law = toy.text_distribution(Masked(target, PROMPT), PROMPT, length, eos=[EOS])
-    return toy.total_variation(texts, law)
+    return toy.chain_gap(chance, chain, Masked(target, PROMPT), PROMPT, length, [EOS], RULES)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

@@ -11,58 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_chains import Row, Shape, new_tokens, require_same_alone, rows, run, screen, shapes
+from random_chains import new_tokens, require_same_alone, rows, run, screen, shapes
 from recorder import Recorder
 from small_models import FAMILIES, make, rough
-from transformers import AutoModelForCausalLM
 
 import polyspec_ext as ps
-from polyspec_ext import tiny
 from polyspec_ext.runtime.graphs import Graphs
-
-
-@functools.cache
-def shipped(name: str) -> Any:
-    return AutoModelForCausalLM.from_pretrained(tiny.path(name), dtype="float32")
-
-
-def packed(names: tuple[str, ...]) -> list[Any]:
-    """Return levels with logits that do not depend on the batch."""
-    return [
-        ps.HuggingFaceLevel(shipped(name), name=f"{i}", pack=True) for i, name in enumerate(names)
-    ]
-
-
-@functools.cache
-def shipped_levels(names: tuple[str, ...], use: str) -> list[Any]:
-    return packed(names)
-
-
-QUESTIONS = tiny.prompt_ids(["How many legs have 2 cows?", "What is 3 + 4?", "Tom has 3 bags."])
-QUESTIONS.append([5])
-
-
-@settings(max_examples=15)
-@given(
-    shapes(least=2),
-    rows(st.sampled_from(QUESTIONS), 24),
-    st.integers(0, 12),
-    st.booleans(),
-)
-def test_the_shipped_models(shape: Shape, batch: list[Row], more: int, cache_prompt: bool) -> None:
-    """Two calls, the second of which may go on with the caches of the first."""
-    names = ("target", *["middle"] * (len(shape.window) - 1), "drafter")
-    eos = list(shipped_levels(names, "chain")[0].eos_token_ids)
-    batch = [row._replace(eos=eos) for row in batch]
-    chain = ps.Chain(shipped_levels(names, "chain"), **shape.options())
-    alone = shipped_levels(names, "alone")
-    for turn in range(2):
-        found = run(chain, batch, cache_prompt and turn > 0)
-        require_same_alone(alone, shape, batch, found)
-        texts = [new_tokens(*pair) for pair in zip(found, batch, strict=True)]
-        assert texts == [screen(alone, shape, row) for row in batch]
-        pairs = zip(batch, texts, strict=True)
-        batch = [row._replace(prompt=row.prompt + text, max_new_tokens=more) for row, text in pairs]
 
 
 class Plain:
@@ -102,15 +56,18 @@ def small(family: str, captured: bool) -> tuple[list[Any], list[Any]]:
 @settings(max_examples=6)
 @given(shapes(), rows(st.lists(st.integers(0, 39), min_size=1, max_size=9), 16), st.booleans())
 def test_small_models(family, captured, shape, batch, early) -> None:
-    """Twice, so that the second call has the caches, and captured steps, of the first."""
+    """Twice, so that the second call has captured steps, or goes on with caches, of the first."""
     levels, plain = (own[: len(shape.window) + 1] for own in small(family, captured))
     if early and shape.window and not captured:  # the target's first layer, in its cache
         drafter = ps.early_exit(levels[0], 1)
         levels, plain = [*levels[:-1], drafter], [*plain[:-1], Plain(drafter.model)]
     graphs = Graphs(Recorder()) if captured else None
     chain = ps.Chain(levels, **shape.options(), graphs=graphs)
-    for _ in range(2):
-        found = run(chain, batch)
+    found: list[Any] = []
+    for goes_on in (False, not captured):
+        if goes_on:
+            batch = [row._replace(prompt=own.tokens) for row, own in zip(batch, found, strict=True)]
+        found = run(chain, batch, goes_on)
         for row, own in zip(batch, found, strict=True):
             assert new_tokens(own, row) == screen(plain, shape, row)
     require_same_alone(levels, shape, batch, found)

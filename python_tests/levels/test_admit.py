@@ -15,14 +15,13 @@ from polyspec_ext.tensors import RowCounts
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3]]
 NEW = [[2, 7, 1, 8, 2, 8, 1], [4]]
-LAYERS = (1, -1)
 KINDS = ["llama", "gpt2", "gemma2, sliding window"]
 
 
-def prompts_of(rows: Sequence[Sequence[int]], layers: tuple[int, ...] = ()) -> PromptBatch:
+def prompts_of(rows: Sequence[Sequence[int]]) -> PromptBatch:
     width = max(map(len, rows))
     tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
-    return PromptBatch(tokens, [len(row) for row in rows], 64, layers)
+    return PromptBatch(tokens, [len(row) for row in rows], 64)
 
 
 def running(kind: str) -> tuple[HuggingFaceLevel, list[int]]:
@@ -97,16 +96,6 @@ def test_a_batch_that_begins_with_sequences() -> None:
     fresh.prefill(prompts_of(NEW))
     block = torch.tensor([[5], [6]])
     close(level.forward(InputBlock(block, 1)).logits, fresh.forward(InputBlock(block, 1)).logits)
-
-
-@pytest.mark.parametrize("layers", [(), LAYERS])
-def test_hidden_states_of_a_sequence(layers: tuple[int, ...]) -> None:
-    level, fresh = running("llama")[0], HuggingFaceLevel(make("llama"))
-    hidden = level.extend(level.open(8), torch.tensor([NEW[0]]), layers)
-    wanted = fresh.prefill(prompts_of(NEW[:1], layers))
-    assert (hidden is None) == (not layers)
-    for layer in layers:
-        close(hidden[layer], wanted[layer])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,17 +17,6 @@ from polyspec_ext import tiny
 from polyspec_ext.levels import HuggingFaceLevel, sources
 
 
-def test_levels_from_directories_and_ids(tmp_path: Path) -> None:
-    make("llama").save_pretrained(tmp_path / "target")
-    make("llama", 1, seed=2).to(torch.bfloat16).save_pretrained(tmp_path / "draft")
-    chain = ps.Chain([tmp_path / "target", str(tmp_path / "draft")], [3])
-    assert chain.names == ["target", "draft"]
-    assert chain.levels[0].model.dtype == torch.float32  # type: ignore[attr-defined]
-    assert chain.generate(PROMPT, 8, eos_token_id=[]).sequences.tolist() == [
-        plain_greedy(make("llama"), PROMPT, 8)
-    ]
-
-
 def test_eos_of_the_generation_configuration() -> None:
     model = make("llama")
     text = plain_greedy(model, PROMPT, 12)

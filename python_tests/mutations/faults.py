@@ -426,6 +426,25 @@ FAULTS = (
         ("python_tests/levels/test_encoder_decoder.py::test_generate_gives_the_same_text",),
     ),
     Fault(
+        "runtime: a later pass overwrites the hidden states of a replay",
+        "polyspec_ext/runtime/graphs.py",
+        "hidden = {at: x.clone() for at, x in zip(",
+        "hidden = {at: x for at, x in zip(",
+        (
+            "python_tests/runtime/test_passes.py::test_a_head_that_the_host_follows[eagle-late-False]",
+        ),
+    ),
+    Fault(
+        "runtime: the host does not learn the lengths of a queued round",
+        "polyspec_ext/runtime/graphs.py",
+        "        for level in plan.asked:\n"
+        "            self._lengths(level).note_lengths(state.cached(level))\n",
+        "",
+        (
+            "python_tests/runtime/test_device_rounds.py::test_caches_hold_what_they_hold_step_by_step[[3]]",
+        ),
+    ),
+    Fault(
         "runtime: the latest graph goes first",
         "polyspec_ext/runtime/graphs.py",
         "            if len(self._graphs) > self._limit:\n"
@@ -970,6 +989,15 @@ FAULTS = (
         (
             "python_tests/drafters/test_translated.py::test_the_same_model_in_another_order_is_accepted[middle-1.0]",
             "python_tests/drafters/test_translated.py::test_rows_of_one_pass_are_those_of_many",
+        ),
+    ),
+    Fault(
+        "levels: a failed pass leaves its cache in use",
+        "polyspec_ext/levels/hugging_face.py",
+        "            self.cache.failed = True",
+        "            pass",
+        (
+            "python_tests/runtime/test_failures.py::test_a_first_pass_that_fails_leaves_no_cache_behind",
         ),
     ),
     Fault(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -172,30 +173,6 @@ def chains(draw: st.DrawFn, most: int) -> tuple[list[int], list[int], int]:
     return windows, rounds, draw(st.sampled_from([0, 0, 1, 2, 9])) if count else 0
 
 
-@settings(max_examples=40)
-@given(chains(8), st.booleans(), st.sampled_from([None, None, 1, 2, 30]))
-def test_steps_are_those_of_the_state_rows(chain, proposals, more) -> None:
-    """`more`: tokens that the request allows after an EOS at the end; None: none is there."""
-    windows, rounds, tail = chain
-    length, seconds = 9 - len(windows), RandomSeconds()
-    room = None if more is None else length + more
-    acceptance = random_acceptance(len(windows) + 1, length, proposals=proposals, room=room)
-    found = theory.expectation(windows, rounds, acceptance, seconds, tail=tail)
-    steps, spent = np.zeros(len(windows) + 1), 0.0
-    verified, of_tails = np.zeros(len(windows) + 1), 0.0
-    for weight, step in Rows(windows, rounds, acceptance, tail=tail).steps():
-        steps[step.level - 1] += weight
-        spent += weight * seconds(step.level, max(step.rows))
-        verified[step.level - 1] += weight * step.rows[0]
-        of_tails += weight * step.of_tail if step.level == 1 else 0.0
-    assert found.tokens == pytest.approx([length])
-    assert found.steps[0] == pytest.approx(steps, abs=1e-12)
-    assert found.rounds[0] == pytest.approx(steps[0], abs=1e-12)
-    assert found.verified * steps[0] == pytest.approx(verified[:-1], abs=1e-12)
-    assert found.tail * steps[0] == pytest.approx(of_tails, abs=1e-12)
-    assert found.seconds.sum() == pytest.approx(spent, rel=1e-12)
-
-
 def test_texts_one_behind_the_other_are_apart() -> None:
     one, seconds = random_acceptance(3, 13), RandomSeconds()
     assert one.remaining is not None
@@ -294,25 +271,39 @@ def behind(one: theory.Acceptance, other: theory.Acceptance) -> theory.Acceptanc
     )
 
 
-@settings(max_examples=20)
-@given(chains(4), st.booleans(), st.sampled_from([None, 30]))
-def test_batches_take_the_steps_of_the_state_rows(chain, proposals, room) -> None:
-    """Two rows of other acceptance and length; a step takes the time of the longest."""
-    windows, rounds, tail = chain
-    whole = random_acceptance(len(windows) + 1, 7, proposals=proposals, room=room)
+@settings(max_examples=50)
+@given(
+    st.one_of(st.tuples(chains(8), st.just(1)), st.tuples(chains(4), st.just(2))),
+    st.booleans(),
+    st.sampled_from([None, None, 1, 2, 30]),
+)
+def test_batches_take_the_steps_of_the_state_rows(chain, proposals, more) -> None:
+    """Rows of other acceptance and length; a step takes the time of the longest. `more`: tokens
+    that the request allows after an EOS at the end; None: none is there."""
+    (windows, rounds, tail), batch = chain
+    lengths = [9 - len(windows)] if batch == 1 else [5, 4]
+    room = None if more is None else 9 + more
+    whole = random_acceptance(len(windows) + 1, 9, proposals=proposals, room=room)
+    texts = [cut(whole, length) for length in lengths]
     seconds = RandomSeconds()
-    texts = cut(whole, 5), cut(whole, 4)
-    found = theory.expectation(windows, rounds, behind(*texts), seconds, 2, tail)
-    steps, own, spent = np.zeros(len(windows) + 1), np.zeros(len(windows) + 1), 0.0
+    found = theory.expectation(windows, rounds, reduce(behind, texts), seconds, batch, tail)
+    steps, own, verified = np.zeros((3, len(windows) + 1))
+    of_tails = spent = 0.0
     for weight, step in Rows(windows, rounds, *texts, tail=tail).steps():
-        steps[step.level - 1] += weight
-        own[step.level - 1] += weight * len(step.rows)
+        at = step.level - 1
+        steps[at] += weight
+        own[at] += weight * len(step.rows)
+        verified[at] += weight * sum(step.rows)
+        of_tails += 0.0 if at else weight * step.of_tail
         spent += weight * seconds(step.level, max(step.rows))
-    assert found.tokens == pytest.approx([9])
+    assert found.tokens == pytest.approx([sum(lengths)])
     assert found.batch_steps[0] == pytest.approx(steps, abs=1e-9)
     assert found.steps[0] == pytest.approx(own, abs=1e-9)
+    assert found.rounds[0] == pytest.approx(own[0], abs=1e-9)
+    assert found.verified * own[0] == pytest.approx(verified[:-1], abs=1e-9)
+    assert found.tail * own[0] == pytest.approx(of_tails, abs=1e-9)
     assert found.seconds.sum() == pytest.approx(spent, rel=1e-9)
-    assert found.tokens_per_second == pytest.approx(9 / spent, rel=1e-9)
+    assert found.tokens_per_second == pytest.approx(sum(lengths) / spent, rel=1e-9)
 
 
 def test_the_target_alone() -> None:

@@ -211,13 +211,6 @@ def test_cached_state_machine_finds_what_was_there_before() -> None:
     assert told([1, 2, 9, 9, 1, 2, 7, 9, 9, 1, 2], 2, 4, 1) == [1]  # after (1, 2) none was accepted
 
 
-def test_renewal_round() -> None:
-    tokens, passes, verified = _C.renewal_round([0.8], [4])
-    assert tokens == pytest.approx((1 - 0.8**5) / 0.2)
-    assert passes == [1.0, 1.0]
-    assert verified == [4.0]
-
-
 @pytest.mark.parametrize("bounded", [True, False])
 @pytest.mark.parametrize("windows", [[0], [1], [5], [5, 3], [8, 3], [4, 0], [9, 4, 2]], ids=str)
 def test_renewal_model_is_the_planners(windows: list[int], bounded: bool) -> None:

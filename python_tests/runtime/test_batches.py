@@ -12,7 +12,7 @@ import pytest
 import reference_rules as reference
 import torch
 import toy_rows
-from toy_rows import ROWS, arguments, make, run
+from toy_rows import ROWS, make, run
 
 import polyspec_ext as ps
 from polyspec_ext.tensors import moved
@@ -48,18 +48,6 @@ def test_passes_and_seconds_are_counted_once_for_the_batch() -> None:
         assert level.prefill_seconds > 0
     assert 0 <= out.stats.overhead_seconds < out.stats.decode_seconds
     assert out.stats.num_new_tokens == sum(stats.num_new_tokens for stats in out.requests)
-
-
-def test_stop_ends_a_row_and_no_other() -> None:
-    chain = ps.Chain(make(3), [3, 2])
-    alone = [run(chain, [ROWS[i]]).sequences[0].tolist() for i in (0, 4)]
-    batch = chain.batch([ROWS[0]["prompt"], ROWS[4]["prompt"]], **arguments([ROWS[0], ROWS[4]]))
-    first = dict(batch.advance())
-    batch.end(batch.rows[0])
-    batch.complete()
-    assert batch.rows[0].tokens[: 1 + len(first[0])] == [*ROWS[0]["prompt"], *first[0]]
-    assert batch.rows[0].stats.num_new_tokens == len(first[0]) < 25
-    assert batch.rows[1].tokens == alone[1]
 
 
 def test_stop_of_an_older_batch_ends_no_row_of_a_newer() -> None:

@@ -12,6 +12,7 @@ import torch
 from any_head import head_for
 from captured_chains import PROMPTS, level
 from recorder import OnADevice, WatchedGraphs, on_a_device
+from toy_policies import Listed
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 import polyspec_ext as ps
@@ -109,14 +110,17 @@ def test_processors_change_the_logits_of_captured_passes() -> None:
 
 
 HEADS = [
-    ("eagle", middle, tree) for middle in ("smaller", "copy", "none") for tree in (False, True)
+    ("eagle", middle, tree)
+    for middle in ("smaller", "copy", "none", "late")
+    for tree in (False, True)
 ]
 HEADS += [("medusa", "none", 1), ("hydra", "none", 1), ("dflash", "none", 0)]
 
 
 @pytest.mark.parametrize(("kind", "middle", "tree"), HEADS)
 def test_a_head_that_the_host_follows(kind, middle, tree, tmp_path, monkeypatch) -> None:
-    """Below a smaller model without states, a copy, or the target; replays count as passes."""
+    """Below a smaller model without states, a copy, or the target, after every pass or every
+    second; replays count as passes."""
     monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
 
     def levels(device: bool) -> list[Any]:
@@ -134,14 +138,16 @@ def test_a_head_that_the_host_follows(kind, middle, tree, tmp_path, monkeypatch)
         head = head_for(above[0], kind, tmp_path, ps.DynamicTree(3, 9) if tree else None)
         return [*above, head]
 
-    eager, chain, graphs = pair(levels, [3] if middle == "none" else [5, 3])
+    late = {"policy": Listed([[3], [0]])} if middle == "late" else {}
+    eager, chain, graphs = pair(levels, [5, 3] if middle in ("smaller", "copy") else [3], **late)
     for prompts in (REPEATING, PROMPTS):
         for temperature in (0.0, 1.0):
             wanted = eager.generate(prompts, 30, temperature, **OPTIONS)
             got = chain.generate(prompts, 30, temperature, **OPTIONS)
             assert got.sequences.equal(wanted.sequences)
             assert graphs.num_replays > got.stats.levels[0].num_forward_passes / 2
-            mine, theirs = got.stats.levels[-1], wanted.stats.levels[-1]
+            for mine, theirs in zip(got.stats.levels, wanted.stats.levels, strict=True):
+                assert mine.acceptance_histogram == theirs.acceptance_histogram
             assert mine.num_proposals == theirs.num_proposals
             assert mine.num_forward_passes == theirs.num_forward_passes
     assert graphs.num_replays > 2 * graphs.num_captures > 0

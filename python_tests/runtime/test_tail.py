@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import toy
 import toy_rows
-from small_models import PROMPT, make, plain_greedy, rough
 from toy_trees import TreeDrafter, TreeLevel
 
 import polyspec_ext as ps
@@ -85,25 +84,6 @@ def test_rows_whose_windows_differ() -> None:
         assert [own.num_new_tokens for own in out.requests] == [40] * 3
         texts.append(out.sequences)
     assert texts[0].equal(texts[1])
-
-
-@pytest.mark.parametrize("shared", [0, 1, 2])
-def test_greedy_text_is_the_targets(shared: int) -> None:
-    """Also where the levels below write their keys after the target's."""
-    target = make("llama")
-    owner = ps.Level(target)
-    copies = [rough(target, 0.005, seed=i) for i in (1, 2)]
-    below = [
-        ps.Level(model, shares_cache_with=owner) if i < shared else ps.Level(model)
-        for i, model in enumerate(copies)
-    ]
-    chain = ps.Chain([owner, *below], [4, 2], tail=2)
-    accepted = 0
-    for prompt in (PROMPT, PROMPT[:3]):
-        out = chain.generate(prompt, 30, eos_token_id=[])
-        assert out.sequences[0].tolist() == plain_greedy(target, prompt, 30)
-        accepted += out.stats.levels[0].num_accepted_tail_tokens
-    assert accepted > 0
 
 
 @pytest.mark.parametrize("policy", ["joint", "online"])

@@ -538,26 +538,6 @@ def test_rude_clients_change_no_text_and_leave_nothing(served: Served, texts: li
     assert aborts(served) - aborted >= 2 + 2 + 2 * 3
 
 
-def test_requests_at_once_wait_or_are_told_to(served: Served, texts: list[str]) -> None:
-    wait_for(lambda: served.counts()["connections"] == 0)
-    before = {**served.counts(), "threads": 10_000}
-    request = post(TEXT, {**PROMPT, "temperature": 0})
-    request = request.replace(b"Host", b"Connection: close\r\nHost")
-    with contextlib.ExitStack() as stack:
-        crowd = [stack.enter_context(connection(served.port)) for _ in range(200)]
-        for one in crowd:
-            one.sendall(request)
-        answers = [b"".join(iter(lambda one=one: one.recv(65536), b"")) for one in crowd]
-    states = [answer.split(b" ", 2)[1] for answer in answers]
-    assert set(states) == {b"200", b"429"}
-    assert states.count(b"200") >= 68  # slots and queue
-    wanted = served.text_alone("x", max_new_tokens=4)
-    for answer, state in zip(answers, states, strict=True):
-        body = json.loads(answer.partition(b"\r\n\r\n")[2])
-        assert state == b"429" or body["choices"][0]["text"] == wanted
-    require_as_before(served, before)
-
-
 def test_requests_leave_nothing(served: Served) -> None:
     """Count allocations, so that a few hundred requests show one object or 6 kB of each."""
     count = 800

@@ -24,17 +24,7 @@ from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.serving.server import Event
 
 VOCAB = 7
-
-
 Admitting = toy_rows.Admitting
-
-
-class Anew(toy_rows.Staying):
-    """A toy level that reads all texts anew when a row joins."""
-
-
-class Lookup(ps.PromptLookup):
-    """A drafter with independent proposals for every row."""
 
 
 def serve(
@@ -97,11 +87,12 @@ def test_texts_do_not_depend_on_who_shares_the_steps(
     shape, batch, joins, slots, cached, kind
 ) -> None:
     count = len(shape.window) + 1
-    kinds: dict[str, list[Any]] = {"anew": [Anew], "mixed": [Admitting, Anew]}
+    anew = toy_rows.Staying  # reads all texts anew when a row joins
+    kinds: dict[str, list[Any]] = {"anew": [anew], "mixed": [Admitting, anew]}
     chosen = kinds.get(kind, [Admitting])
     levels: list[Any] = [chosen[i % len(chosen)](VOCAB, 11 + i, 1.2) for i in range(count)]
     if kind == "lookup" and count > 1:
-        levels[-1] = Lookup(2, 1)
+        levels[-1] = ps.PromptLookup(2, 1)
         shape = shape._replace(sync_each_step=None)
     options = shape.options()
     chain = ps.Chain(levels, **options, check_vocabulary=False)

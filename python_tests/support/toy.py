@@ -416,10 +416,11 @@ def chain_gap(
     prompt: list[int],
     length: int,
     eos: Sequence[int] = (),
+    rules: Any = None,
     **sampling: float,
 ) -> float:
     """Total variation of a chain's text, every draw enumerated, to the target's."""
-    options = {"temperature": 1.0, "eos_token_id": list(eos), **sampling}
+    options = {"temperature": 1.0, "eos_token_id": list(eos), "rules": rules, **sampling}
 
     def text() -> list[int]:
         tokens: list[int] = chain.generate(prompt, length, **options).sequences[0].tolist()
