@@ -587,8 +587,10 @@ def process(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def test_a_signal_finishes_what_runs_and_takes_no_more() -> None:
-    with process("--name", "shipped") as (running, url):
+    with process(str(tiny.path("target")), "--draft", "suffix") as (running, url):
         wait_for(lambda: answers(url), 60)
+        (model,) = httpx.get(f"{url}/v1/models").json()["data"]
+        assert model["id"] == "target"  # without its folder
         body = {
             **LONG,
             "stream": True,
@@ -619,8 +621,10 @@ def answers(url: str) -> bool:
 
 @pytest.mark.slow
 def test_a_second_signal_ends_at_once() -> None:
-    with process() as (running, url):
+    with process("--name", "shipped") as (running, url):
         wait_for(lambda: answers(url), 60)
+        (model,) = httpx.get(f"{url}/v1/models").json()["data"]
+        assert model["id"] == "shipped"
         body = {**LONG, "stream": True, "n": 4}
         with httpx.stream("POST", url + TEXT, json=body, timeout=60) as stream:
             lines = stream.iter_lines()  # which closes the connection where it is dropped
