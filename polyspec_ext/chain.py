@@ -31,7 +31,15 @@ from .levels import BatchedLevel, EncodedInput, Level, Options, batched
 from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
 from .levels.products import with_adapters, without_wrapper
-from .outputs import Answer, Output, StoppedRow, Stream, TargetTokenizer, alternatives
+from .outputs import (
+    Answer,
+    Output,
+    StoppedRow,
+    Stream,
+    TargetTokenizer,
+    alternatives,
+    complete,
+)
 from .policies.base import WindowPolicy
 from .runtime.batch import Batch, CacheOwner
 from .runtime.engine import Engine, Observer
@@ -693,12 +701,7 @@ class Chain:
         batch = self.begin(requests, observe=observe if logprobs else None)
         rows = [StoppedRow(batch, number, reader) for number, reader in enumerate(readers)]
         try:
-            if any(readers):
-                while batch.advance():
-                    for row in rows:
-                        row.read()
-            else:
-                batch.complete()
+            complete(batch, rows)
         finally:
             self.owner.end(batch)
         new = [row.tokens for row in rows]

@@ -182,29 +182,37 @@ def refuse(call: Callable[..., Any], options: Mapping[str, Any], lacks: Sequence
     )
 
 
+_ROWS = "expected token ids of one prompt, or one such row for each of several"
+
+
 def rows_of(name: str, value: Any) -> list[list[int]]:
     """Return a prompt or several, in a container of `arguments`, as rows of ids with padding."""
-    expected = f"{name}: expected token ids of one prompt, or one such row for each of several"
-    texts = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
-    if isinstance(value, str) or (texts and value):
+    _refuse_others(name, value)
+    entries = arguments.entries(name, value)
+    if entries is None:
+        raise TypeError(f"{name}: {_ROWS}, given {arguments.shown(value)}")
+    if not entries and getattr(value, "ndim", 1) == 2:
+        raise ValueError(f"{name}: expected at least 1 prompt, given 0")
+    rows = [None if type(entry) is int else arguments.entries(name, entry) for entry in entries]
+    several = [row for row in rows if row is not None]
+    if several and len(several) < len(rows):
+        raise TypeError(f"{name}: {_ROWS}, given ids and rows side by side")
+    return [arguments.integers(name, row) for row in several or [entries]]
+
+
+def _refuse_others(name: str, value: Any) -> None:
+    """Refuse texts, and arrays of other types or shapes than rows of ids."""
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list | tuple) and texts and all(isinstance(text, str) for text in texts):
         shown = repr(value) if isinstance(value, str) else "texts"
-        raise TypeError(f"{expected}, given {shown:.60}; tokenizer(text).input_ids has them")
+        hint = "tokenizer(text).input_ids has them"
+        raise TypeError(f"{name}: {_ROWS}, given {shown:.60}; {hint}")
     if isinstance(value, torch.Tensor) and (
         value.dtype.is_floating_point or value.dtype == torch.bool
     ):
         raise TypeError(f"{name}: expected an integer dtype, given {value.dtype}")
     if hasattr(value, "__array__") and value.ndim not in (1, 2):
         raise ValueError(f"{name}: expected shape [N] or [B, N], given {list(value.shape)}")
-    entries = arguments.entries(name, value)
-    if entries is None:
-        raise TypeError(f"{expected}, given {arguments.shown(value)}")
-    if not entries and getattr(value, "ndim", 1) == 2:
-        raise ValueError(f"{name}: expected at least 1 prompt, given 0")
-    rows = [None if type(entry) is int else arguments.entries(name, entry) for entry in entries]
-    several = [row for row in rows if row is not None]
-    if several and len(several) < len(rows):
-        raise TypeError(f"{expected}, given ids and rows side by side")
-    return [arguments.integers(name, row) for row in several or [entries]]
 
 
 def prompts(

@@ -170,6 +170,15 @@ class StoppedRow:
         return "stop" if at_end or self.stops() else "length"
 
 
+def complete(batch: Batch, rows: Sequence[StoppedRow]) -> None:
+    """Run a batch to its end, each row up to its stop string."""
+    if all(row.reader is None for row in rows):
+        batch.complete()
+    while batch.advance():
+        for row in rows:
+            row.read()
+
+
 class Stream:
     """Iterator over the new tokens of a prompt, as the target commits them.
 

@@ -181,49 +181,36 @@ def has_cuda() -> bool:
     return bool(_C.build_info()["cuda"]) and torch.cuda.is_available()
 
 
-def _numbers(
-    level: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seed: Any, position: Any,
-    round: Any,
-) -> tuple[Any, ...]:  # fmt: skip
+# Name, type, maximum and neutral value of the parameters, in the operators' order.
+_PARAMETERS: tuple[tuple[str, type, Any, Any], ...] = (
+    ("temperature", float, arguments.TEMPERATURE_MAX, 0.0),
+    ("top_k", int, INT64_MAX, 0),
+    ("top_p", float, 1.0, 1.0),
+    ("min_p", float, 1.0, 0.0),
+    ("seed", int, arguments.SEED_MAX, 0),
+    ("position", int, INT64_MAX, 0),
+    ("round", int, arguments.ROUND_MAX, 0),
+)
+_SEED = 8  # its index in `_numbers`
+
+
+def _numbers(level: Any, *given: Any) -> list[Any]:
     """Return the parameters in the operators' form, each as a scalar, and None or a tensor that
-    overrides the scalar; then the level. Without a loop, because every step of a chain pays."""
-    temperatures = top_ks = top_ps = min_ps = seeds = positions = rounds = None
-    if isinstance(temperature, Tensor):
-        temperatures, temperature = temperature, 0.0
-    elif type(temperature) is not float or not 0 <= temperature <= arguments.TEMPERATURE_MAX:
-        temperature = arguments.number("temperature", temperature, arguments.TEMPERATURE_MAX)
-    if isinstance(top_k, Tensor):
-        top_ks, top_k = top_k, 0
-    elif type(top_k) is not int or not 0 <= top_k <= INT64_MAX:
-        top_k = arguments.whole("top_k", top_k)
-    if isinstance(top_p, Tensor):
-        top_ps, top_p = top_p, 1.0
-    elif type(top_p) is not float or not 0 <= top_p <= 1.0:
-        top_p = arguments.number("top_p", top_p)
-    if isinstance(min_p, Tensor):
-        min_ps, min_p = min_p, 0.0
-    elif type(min_p) is not float or not 0 <= min_p <= 1.0:
-        min_p = arguments.number("min_p", min_p)
-    if isinstance(seed, Tensor):
-        seeds, seed = seed, 0
-    elif type(seed) is not int or not 0 <= seed <= arguments.SEED_MAX:
-        seed = arguments.whole("seed", seed, arguments.SEED_MAX)
-    if isinstance(position, Tensor):
-        positions, position = position, 0
-    elif type(position) is not int or not 0 <= position <= INT64_MAX:
-        position = arguments.whole("position", position)
-    if isinstance(round, Tensor):
-        rounds, round = round, 0
-    elif type(round) is not int or not 0 <= round <= arguments.ROUND_MAX:
-        round = arguments.whole("round", round, arguments.ROUND_MAX)
-    if seed > INT64_MAX:
-        seed -= 2**64  # the same bits as a signed number
+    overrides the scalar; then the level."""
+    numbers: list[Any] = []
+    for (name, kind, most, neutral), value in zip(_PARAMETERS, given, strict=True):
+        if isinstance(value, Tensor):
+            numbers += neutral, value
+        elif type(value) is kind and 0 <= value <= most:  # type: ignore[operator]
+            numbers += value, None
+        else:
+            read: Any = arguments.whole if kind is int else arguments.number
+            numbers += read(name, value, most), None
+    if numbers[_SEED] > INT64_MAX:
+        numbers[_SEED] -= 2**64  # the same bits as a signed number
     if type(level) is not int or not 1 <= level <= arguments.LEVEL_MAX:
         level = arguments.whole("level", level, arguments.LEVEL_MAX, 1)
-    return (
-        temperature, temperatures, top_k, top_ks, top_p, top_ps, min_p, min_ps, seed, seeds,
-        position, positions, round, rounds, level,
-    )  # fmt: skip
+    return [*numbers, level]
 
 
 def sample(
