@@ -83,7 +83,7 @@ OPTIONS: tuple[Any, ...] = (
     ("--times", options.COUNT, 1, "N", "how much the shipped target is grown"),
     ("--shape", tuple(SHAPES), None, None, "grow it to the width and depth of this published model "
      "instead"),
-    ("--no-report", "without tables and figures, which `report DIR` makes later"),
+    ("--no-report", "without tables, which `report DIR` makes later"),
     ("--plan-seconds", options.COUNT_OR_NONE, 30, "S", "that the planner may measure to find "
      "windows; 0: windows as they are shipped"),
     "--temperature", "--seed", "--device", "--threads",
@@ -442,16 +442,15 @@ class Runner:
 
 
 def _require_pandas() -> None:
-    for package in ("pandas", "matplotlib"):
-        if importlib.util.find_spec(package) is None:
-            reason = f"expected the package {package}, given an environment without it"
-            raise ValueError(f"bench paper: {reason}; pip install 'polyspec_ext[bench]' brings it")
+    if importlib.util.find_spec("pandas") is None:
+        reason = "expected the package pandas, given an environment without it"
+        raise ValueError(f"bench paper: {reason}; pip install 'polyspec_ext[bench]' brings it")
 
 
 def report(args: argparse.Namespace) -> int:
-    """Write the papers' tables and figures from saved runs.
+    """Write the papers' tables from saved runs.
 
-    They are beside the papers' numbers, as Markdown, JSON and PNG. Several runs are side by side;
+    They are beside the papers' numbers, as Markdown and JSON. Several runs are side by side;
     nothing of one enters another's numbers. The overall table is printed.
     """
     _require_pandas()
@@ -464,7 +463,7 @@ def report(args: argparse.Namespace) -> int:
     written = tables.write(runs, folder)
     for run in runs:
         output.show("\n".join([f"# {run.label}", "", *tables.overall(run).markdown()]))
-    print(f"{len(written)} files in {folder}: report.md, report.json, PNG")
+    print(f"{len(written)} files in {folder}: report.md, report.json")
     return 0
 
 

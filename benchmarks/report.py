@@ -1,4 +1,4 @@
-"""The papers' tables and figures from saved runs (`record`) as Markdown, JSON and PNG.
+"""The papers' tables from saved runs (`record`) as Markdown and JSON.
 
 Tables are per run. Only runs of the same models and settings share a table, a column each.
 """
@@ -17,18 +17,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from . import figures, output, record
+from . import output, record
 from .measuring import verdict
 from .questions import OTHER, OVERALL, TASK_NAMES, TASKS
 
 SAMPLES, SEED, TAIL = 2000, 0, 0.025  # of the bootstrap; TAIL: share beyond each bound
 _SAME_TURN = ["question_id", "turn"]
 _FIXED = ("chain", "eagle", "planned", "cascade")  # kinds of methods with fixed windows
-_CAPTIONS = {
-    "figure2": "Overall speedup of every method (Figure 2)",
-    "figure3": "Speedup by task (Figure 3)",
-    "figure4": "Variance of the acceptance length by query (Figure 4)",
-}
 # Titles, notes and columns of tables; the numbers that the papers print.
 _TABLES, PAPERS = (
     json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
@@ -539,42 +534,37 @@ def load(folders: Sequence[Path]) -> list[Run]:
 
 
 def write(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Write report.md, report.json with full numbers, and a PNG file per figure."""
+    """Write report.md, and report.json with full numbers."""
     title = "Benchmark report: " + ", ".join(dict.fromkeys(run.target_name for run in runs))
     lines = [f"# {title}", "", "What is slower than plain decoding is shown like the rest.", ""]
-    files: dict[str, bytes] = {}
 
-    def section(
-        label: str, note: str, tables: Sequence[Table], drawn: Mapping[str, bytes]
-    ) -> dict[str, Any]:
-        prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", label) + "-" if len(runs) > 1 else ""
-        first, *rest = (table.markdown() for table in tables)
-        lines.extend([f"## {label}", "", note, "", *first])
-        for name, data in drawn.items():
-            lines.extend([f"![{_CAPTIONS[name]}]({prefix}{name}.png)", ""])
-            files[f"{prefix}{name}.png"] = data
-        lines.extend(itertools.chain(*rest))
+    def section(label: str, note: str, tables: Sequence[Table]) -> dict[str, Any]:
+        lines.extend([f"## {label}", "", note, ""])
+        lines.extend(line for table in tables for line in table.markdown())
         return {t.key: {n: getattr(t, n) for n in ("title", "note", "records")} for t in tables}
 
-    shown = []
-    for run in runs:
-        tables = {table.key: table for table in tables_of(run)}
-        variances = tables["figure4"].records if "figure4" in tables else []
-        drawn = figures.of_run(run, tables["table2"].records, variances)
-        entry = section(run.label, summary(run), list(tables.values()), drawn)
-        shown.append({"label": run.label, **run.facts, "tables": entry})
+    shown = [
+        {
+            "label": run.label,
+            **run.facts,
+            "tables": section(run.label, summary(run), tables_of(run)),
+        }
+        for run in runs
+    ]
     groups = pd.Series(runs).groupby([run.key for run in runs], sort=False)
     repeated = [list(group) for _, group in groups if len(group) > 1]
     between = [side_by_side(group, number) for number, group in enumerate(repeated, 1)]
     between = [table for table in (*between, larger_targets(runs), as_printed()) if table.records]
     note = "Targets beside each other, and as printed."
-    several = section("Between runs, and the papers", note, between, {})
+    several = section("Between runs, and the papers", note, between)
     whole = {"schema": 2, "command": "bench report", "runs": shown, "several": several}
-    files["report.md"] = "\n".join(lines).encode()
-    files["report.json"] = (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode()
+    files = {
+        "report.md": "\n".join(lines),
+        "report.json": json.dumps(whole, indent=1, allow_nan=False) + "\n",
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in files]
 
 

@@ -25,7 +25,6 @@ from benchmarks.shapes import SHAPES, Shape, growth_of, weight_bytes
 from polyspec_ext import tiny
 
 pytest.importorskip("pandas")
-pytest.importorskip("matplotlib")
 
 # Five questions in Spec-Bench's format, of five tasks, one of them with two turns.
 QUESTIONS: list[dict[str, Any]] = [

@@ -14,7 +14,6 @@ import bench_runs as runs
 import pytest
 
 pd = pytest.importorskip("pandas")
-pytest.importorskip("matplotlib")
 
 from benchmarks import record, report  # noqa: E402  (imports both)
 from benchmarks.__main__ import main  # noqa: E402
@@ -185,9 +184,6 @@ def test_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     rows = [row for row in by_target if row["run"] == "large/run"]
     assert {row["paper_speedup"] for row in rows} == {2.30, 2.69}
     assert {row["target"] for row in by_target if row["run"] == "paper"} == {"LLaMA2-70B"}
-    for number in (2, 3, 4):
-        image = out / f"monday-run-figure{number}.png"
-        assert image.read_bytes().startswith(b"\x89PNG\r\n")
     assert "a method \\| that <loses>" in (out / "report.md").read_text()
 
 
