@@ -246,6 +246,18 @@ def by_llama(server: LlamaServer, load: Load) -> Iterator[Service]:
         yield Service(add, step)
 
 
+@contextlib.contextmanager
+def by_vllm(engine: VllmEngine, load: Load) -> Iterator[Service]:
+    """Ask vLLM in its process."""
+
+    def add(ask: Ask) -> str:
+        sampling = {"max_tokens": load.max_new_tokens, "temperature": load.temperature}
+        engine.ask(key=str(ask.number), prompt=ask.prompt, seed=ask.seed, **sampling)
+        return str(ask.number)
+
+    yield Service(add, lambda: engine.ask()["arrivals"])
+
+
 class Method(NamedTuple):
     """A serving method."""
 
@@ -443,7 +455,7 @@ def _methods(
                 engine = VllmEngine(args.vllm, common | options)
                 stack.callback(engine.close)
                 servers.append(engine)
-                every.append(Method(key, label, engine.service, VLLM, ours=False))
+                every.append(Method(key, label, partial(by_vllm, engine), VLLM, ours=False))
     return [method for method in every if method.name in chosen]
 
 

@@ -14,12 +14,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:  # the other environment lacks the imports
-    from benchmarks.serving import Arrival, Ask, Load, Service
+from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[1]
 _KV_BYTES = 1 << 28
@@ -115,7 +112,8 @@ class VllmEngine:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _ask(self, **message: Any) -> dict[str, Any]:
+    def ask(self, **message: Any) -> dict[str, Any]:
+        """Send a new request, or nothing for a step; return the answer."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the answer says why
             self._process.stdin.write(json.dumps(message) + "\n")
@@ -127,26 +125,6 @@ class VllmEngine:
         self._process.kill()
         self._process.wait()
         self._errors.close()
-
-    @contextlib.contextmanager
-    def service(self, load: Load) -> Iterator[Service]:
-        """Serve requests of a load."""
-        from benchmarks.serving import Service
-
-        def add(ask: Ask) -> str:
-            self._ask(
-                key=str(ask.number),
-                prompt=ask.prompt,
-                max_tokens=load.max_new_tokens,
-                temperature=load.temperature,
-                seed=ask.seed,
-            )
-            return str(ask.number)
-
-        def step() -> Iterator[Arrival]:
-            yield from self._ask()["arrivals"]
-
-        yield Service(add, step)
 
 
 def _serve(options: dict[str, Any]) -> None:

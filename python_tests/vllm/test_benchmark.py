@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_clients_of_an_engine(models: Path, law: engines.Law) -> None:
                 assert len(answer) == 6
 
         clients = [client(number) for number in range(2)]
-        traces = serving.served(engine.service, clients, Load(2, 0.0, 6))
+        traces = serving.served(partial(serving.by_vllm, engine), clients, Load(2, 0.0, 6))
     finally:
         engine.close()
     assert sorted(trace.ask.number for trace in traces) == [0, 1, 2, 3]
