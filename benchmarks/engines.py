@@ -13,8 +13,9 @@ import json
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,9 +59,10 @@ _LLAMA_CPP = [
 
 
 class OpenVino:
-    """OpenVINO GenAI, with directories of exported models; `variants`: decoding methods."""
+    """OpenVINO GenAI, with directories of exported models and properties of its pipelines;
+    `variants`: decoding methods."""
 
-    def __init__(self, target: Path, draft: Path | None = None) -> None:
+    def __init__(self, target: Path, draft: Path | None = None, **properties: Any) -> None:
         if importlib.util.find_spec("openvino_genai") is None:
             expected = "expected the package openvino-genai, given an environment without it"
             raise ValueError(f"--openvino: {expected}")
@@ -69,7 +71,7 @@ class OpenVino:
                 expected = f"expected openvino_model.xml in {path}, given none"
                 raise ValueError(f"--openvino: {expected}; optimum-cli export openvino writes it")
         self._genai: Any = importlib.import_module("openvino_genai")
-        self._target, self._draft = target, draft
+        self._target, self._draft, self._properties = target, draft, properties
         self.variants = _OPENVINO[: 1 if draft is None else None]
 
     def decoder(self, key: str, eos: frozenset[int]) -> Decode:
@@ -77,6 +79,7 @@ class OpenVino:
         import openvino
 
         chosen: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        chosen |= self._properties
         drafts = key.endswith(_ASSISTED)
         if drafts:
             chosen["draft_model"] = self._genai.draft_model(str(self._draft), "CPU")
@@ -84,13 +87,14 @@ class OpenVino:
 
         def call(request: Request) -> Answer:
             (prompt,) = request.prompts
+            options: dict[str, Any] = {"stop_token_ids": set(eos), "ignore_eos": not eos}
+            options |= {"max_new_tokens": request.max_new_tokens}
+            if request.temperature > 0:
+                options |= {"do_sample": True, "temperature": request.temperature}
+                options |= {"rng_seed": request.seeds[0], "top_k": 2**31 - 1, **request.filters}
             config = self._genai.GenerationConfig()
-            config.max_new_tokens = request.max_new_tokens
-            config.stop_token_ids = set(eos)
-            config.do_sample = request.temperature > 0
-            if config.do_sample:
-                config.temperature, config.rng_seed = request.temperature, request.seeds[0]
-                config.top_k, config.top_p = 2**31 - 1, 1.0
+            for name, value in options.items():
+                setattr(config, name, value)
             if drafts:
                 config.num_assistant_tokens = _WINDOW
             ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
@@ -179,9 +183,7 @@ class LlamaServer:
         words = [*flags, "-np", str(slots), "-c", str(slots * room), "-t", threads, "-tb", threads]
         words += ["--cache-ram", "0"]
         self.command = " ".join([program.name, *(Path(word).name for word in words)])
-        said = subprocess.run([program, "--version"], capture_output=True, text=True)
-        lines = (said.stderr + said.stdout).splitlines()
-        self.version = next((line for line in lines if line.startswith("version:")), "unknown")
+        self.version = server_version(program)
         command: list[Any] = [program, *words, "--host", "127.0.0.1", "--port", str(port)]
         quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, **quiet)
@@ -207,12 +209,19 @@ class LlamaServer:
     def stream(self, request: Request) -> Iterator[list[int]]:
         """Yield the new tokens of a prompt as they arrive, without a cache of earlier prompts."""
         (prompt,), (seed,) = request.prompts, request.seeds
-        options = {"temperature": request.temperature, "samplers": ["temperature"]}
+        filters = [name for name in ("top_k", "top_p") if name in request.filters]
+        options = {"temperature": request.temperature, "samplers": [*filters, "temperature"]}
+        options |= request.filters
         options |= {"prompt": prompt, "n_predict": request.max_new_tokens, "seed": seed % 2**32}
         options |= {"cache_prompt": False, "return_tokens": True, "stream": True}
         query = urllib.request.Request(f"{self._url}/completion", json.dumps(options).encode())
         query.add_header("Content-Type", "application/json")
-        with _open(query, timeout=_START_SECONDS) as answer:
+        try:
+            answer = _open(query, timeout=_START_SECONDS)
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")
+            raise RuntimeError(f"{self.command}: {error}: {said}") from None
+        with answer:
             for line in answer:
                 if line.startswith(b"data: "):
                     event = json.loads(line[6:])
@@ -220,6 +229,54 @@ class LlamaServer:
                         raise RuntimeError(f"{self.command}: {event['error']}")
                     if event.get("tokens"):
                         yield event["tokens"]
+
+
+def server_version(program: Path) -> str:
+    """Return the line of llama.cpp's server with its version."""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True)
+    lines = (said.stderr + said.stdout).splitlines()
+    return next((line for line in lines if line.startswith("version:")), "unknown")
+
+
+def write_checkpoint(
+    model: Any, path: Path, family: str, header: Callable[[Any], None] | None = None
+) -> None:
+    """Write a model of transformers as a GGUF file in float32, as llama.cpp's converter does.
+    `header` adds to the header by its writer."""
+    import gguf
+
+    config = model.config
+    writer = gguf.GGUFWriter(str(path), family)
+    heads, rope = config.num_attention_heads, config.rope_parameters
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    sizes = {"embedding_length": config.hidden_size, "vocab_size": config.vocab_size}
+    sizes |= {"feed_forward_length": config.intermediate_size, "head_count": heads}
+    sizes |= {"head_count_kv": config.num_key_value_heads, "key_length": width}
+    sizes |= {"block_count": config.num_hidden_layers, "value_length": width}
+    sizes |= {"context_length": config.max_position_embeddings}
+    sizes |= {"rope_freq_base": rope.get("full_attention", rope)["rope_theta"]}
+    for name, value in (*sizes.items(), ("layer_norm_rms_eps", config.rms_norm_eps)):
+        getattr(writer, f"add_{name}")(value)
+    if header is not None:
+        header(writer)
+    else:
+        writer.add_tokenizer_model("no_vocab")
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[family], config.num_hidden_layers)
+    turned = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.detach().float() + (family.startswith("gemma") and "norm" in name)
+        heads = turned.get(name.split(".")[-2]) if family == "llama" else None
+        if heads is not None:
+            values = values.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        written = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(written, torch.Tensor.numpy(values.contiguous()))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 Engine = OpenVino | LlamaCpp

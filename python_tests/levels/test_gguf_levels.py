@@ -17,12 +17,13 @@ import torch
 import transformers as hf
 
 import polyspec_ext as ps
+from benchmarks.engines import write_checkpoint
 from polyspec_ext.levels import load, tokenizer_at
 from polyspec_ext.levels.gguf import BlockLinear
 
 pytest.importorskip("gguf")
 import gguf
-from gguf_blocks import TYPES, write_checkpoint, write_model
+from gguf_blocks import TYPES, write_model
 from native_builds import run
 
 PROMPT = [5, 17, 80, 3, 3, 41]

@@ -15,10 +15,10 @@ import pytest
 import torch
 import transformers as hf
 
+from benchmarks.engines import write_checkpoint
 from polyspec_ext.levels import load, tokenizer_at
 
 pytest.importorskip("gguf")
-from gguf_blocks import write_checkpoint
 
 pytestmark = [
     native_builds.needs_tools,

@@ -8,7 +8,6 @@ from typing import Any
 
 import gguf
 import numpy as np
-import torch
 
 TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 _WITH_MINIMUM = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
@@ -127,41 +126,3 @@ def _finish(writer: Any) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def write_checkpoint(
-    model: Any, path: Path, family: str, header: Callable[[Any], None] | None = None
-) -> None:
-    """A model of transformers, in float32 as llama.cpp's converter writes it.
-
-    Args:
-        header: adds to the header, by its writer.
-    """
-    config = model.config
-    writer = gguf.GGUFWriter(str(path), family)
-    heads, rope = config.num_attention_heads, config.rope_parameters
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    sizes = {"embedding_length": config.hidden_size, "vocab_size": config.vocab_size}
-    sizes |= {"feed_forward_length": config.intermediate_size, "head_count": heads}
-    sizes |= {"head_count_kv": config.num_key_value_heads, "key_length": width}
-    sizes |= {"block_count": config.num_hidden_layers, "value_length": width}
-    _add(writer, **sizes, context_length=config.max_position_embeddings)
-    base = rope.get("full_attention", rope)["rope_theta"]
-    _add(writer, rope_freq_base=base, layer_norm_rms_eps=config.rms_norm_eps)
-    if header is not None:
-        header(writer)
-    else:
-        writer.add_tokenizer_model("no_vocab")
-    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(kinds[family], config.num_hidden_layers)
-    turned = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        values = tensor.detach().float() + (family.startswith("gemma") and "norm" in name)
-        heads = turned.get(name.split(".")[-2]) if family == "llama" else None
-        if heads is not None:
-            values = values.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-        written = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        writer.add_tensor(written, torch.Tensor.numpy(values.contiguous()))
-    _finish(writer)

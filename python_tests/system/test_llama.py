@@ -123,7 +123,7 @@ V = 8
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Path]]:
     """A target, two models less and less like it, and their files."""
     pytest.importorskip("gguf")
-    from gguf_blocks import write_checkpoint
+    from benchmarks.engines import write_checkpoint
 
     folder = tmp_path_factory.mktemp("gguf")
     models = [small_models.make("llama", vocab=V, seed=seed) for seed in range(3)]
