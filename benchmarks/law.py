@@ -162,9 +162,9 @@ def openvino(models: Path, key: str = "openvino") -> Decode:
     for folder in folders:
         if not folder.exists():
             source = str(folder).removesuffix("-openvino")
-            options = {"task": "text-generation-with-past", "convert_tokenizer": True}
+            options: Any = {"task": "text-generation-with-past", "convert_tokenizer": True}
             main_export(source, output=folder, **options)
-    precise = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    precise: Any = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     engine = OpenVino(*folders, scheduler_config=SchedulerConfig(), **precise)
     call = partial(one_by_one, engine.decoder(key, frozenset()))
     return under_grammar(call, structured_output_config=StructuredOutputConfig(regex=PATTERN))
