@@ -264,15 +264,15 @@ polyspec_plant(upper_sums_not_awaited cuda/int4.cu "  __syncthreads();  // the u
 polyspec_plant(lower_sums_not_awaited cuda/int4.cu "  __syncthreads();  // the lower slices' sums are written\n" "" "data race" int4 20)
 # Streamed weights.
 set(wrong "data race|int4 case|FAULT|SEGV")
-polyspec_plant(stream_not_awaited ${stream} "    wait_for_phase(barrier_, parity_);\n" "" "${wrong}" int4 20)
-polyspec_plant(stream_of_the_other_phase ${stream} "wait_for_phase(barrier_, parity_)" "wait_for_phase(barrier_, parity_ ^ 1)"
+polyspec_plant(stream_not_awaited ${stream} "    wait_for_phase(full_ + stage_, parity_);\n" "" "${wrong}" int4 20)
+polyspec_plant(stream_of_the_other_phase ${stream} "wait_for_phase(full_ + stage_, parity_)" "wait_for_phase(full_ + stage_, parity_ ^ 1)"
                "${wrong}" int4 20)
 polyspec_plant(phase_not_turned ${stream} "      parity_ ^= 1;\n" "" "${wrong}" int4 20)
 polyspec_plant(stage_overwritten ${stream} "    __syncwarp();  // all lanes have read the stage\n" "" "${wrong}" int4 20)
-polyspec_plant(stage_copied_too_early ${stream} "    wait_for_phase(barrier_, parity_);\n"
-               "    wait_for_phase(barrier_, parity_);\n    __syncwarp();\n    load(at_, barrier_);\n" "${wrong}" int4 20)
+polyspec_plant(stage_copied_too_early ${stream} "    wait_for_phase(full_ + stage_, parity_);\n"
+               "    wait_for_phase(full_ + stage_, parity_);\n    __syncwarp();\n    load(ring_ + stage_ * kGroups * bytes_, full_ + stage_);\n" "${wrong}" int4 20)
 polyspec_plant(next_tile_not_found ${stream} "    from_ += jump_;\n" "" "${wrong}" int4 20)
-polyspec_plant(last_group_multiplied_twice ${stream} "        if (i >= left) break;\n" "" "${wrong}" int4 40)
+polyspec_plant(last_group_multiplied_twice ${stream} "        if (i > 0 && i >= left) break;\n" "" "${wrong}" int4 40)
 polyspec_plant(activations_not_awaited ${stream} "    __syncthreads();  // the activations are there\n" "" "data race" int4 20)
 polyspec_plant(sums_of_activations_not_awaited ${stream} "  __syncthreads();  // the sums of activations are there\n" ""
                "data race" int4 20)

@@ -16,15 +16,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def compiled(source: str, folder: Path) -> Path:
-    """Return the cubin of a file below csrc; without nvcc the test is skipped."""
+    """Return the cubin of a file below csrc. Spilled registers are an error; without nvcc the test
+    is skipped."""
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("needs nvcc")
     cubin = folder / "code.cubin"
     includes = [f"-I{ROOT / 'csrc' / name}" for name in ("src", "include")]
     options = ["-std=c++17", "-O3", "-arch=sm_90", "-fmad=false", "-cubin", "-o", str(cubin)]
+    options.append("-Xptxas=-warn-spills,-warn-lmem-usage,--warning-as-error")
     path = ROOT / "csrc" / source
-    subprocess.run([nvcc, *options, *includes, str(path)], check=True, capture_output=True)
+    made = subprocess.run([nvcc, *options, *includes, str(path)], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
     return cubin
 
 
@@ -261,18 +264,18 @@ def test_instructions_per_logit(probe: Probe, loops: dict[Probe, Loop]) -> None:
 # Of the 4-bit product, by tiles of 32 outputs and of 8 tokens that a warp has: the most
 # instructions per weight with groups of 128 inputs, and chunks of weights that are copied ahead.
 INT4_BUDGET = {
-    (1, 1): (3.5, 5),
-    (1, 2): (4.2, 5),
-    (1, 4): (5.3, 3),
-    (2, 1): (2.5, 3),
-    (2, 2): (3.1, 3),
-    (2, 4): (3.9, 3),
+    (1, 1): (3.3, 5),
+    (1, 2): (4, 5),
+    (1, 4): (5.1, 3),
+    (2, 1): (2.4, 3),
+    (2, 2): (2.9, 3),
+    (2, 4): (3.8, 3),
 }
 
 
 # Of streamed weights, by tiles of 8 tokens: the most instructions per weight. An H200 at 1.755 GHz
 # issues 3.5 while 4.2 TB/s bring a weight of each lane.
-STREAM_BUDGET = {1: 1.8, 2: 2.1, 4: 2.7}
+STREAM_BUDGET = {1: 1.6, 2: 1.8, 4: 2.4}
 
 
 @pytest.fixture(scope="module")

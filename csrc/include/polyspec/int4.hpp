@@ -117,13 +117,14 @@ POLYSPEC_API Result int4_product(const Int4ProductParams& params, Stream stream 
 //
 // Packed, it is a row of tiles of 32 outputs (an even number, the last filled up with zeros), each
 // tile a row of groups, each group, with g in [0, 8) and c in [0, 4),
-//   8 vectors of 16 bytes              the scale and zero of outputs g, g + 8, g + 16 and g + 24;
+//   8 vectors of 16 bytes              16 times the scale, and the zero, of outputs g, g + 8, g +
+//                                      16 and g + 24;
 //   group / 32 chunks of 32 vectors    vector 4g + c has inputs 8c to 8c + 7 of these outputs in
 //                                      words of 32 bits: outputs g and g + 8 with the first and
 //                                      the last four inputs, then g + 16 and g + 24.
-// A word has two numbers for each of four pairs (output, two inputs): pair i is at bit 4i of the
-// lower half for the even input and of the upper half for the odd one; of the pairs the output
-// changes first.
+// A word has two numbers for each of four pairs (output, two inputs): pair i is at bit 4i + 3 for
+// the even input, and at bit 4i + 19, from 32 on again from 0, for the odd one; of the pairs the
+// output changes first.
 
 // Bytes of the packed matrix there; -1 for a shape that is none.
 POLYSPEC_API int64_t int4_packed_bytes(const Int4Shape& shape, Stream::Device device);

@@ -12,6 +12,7 @@ constexpr int kTileInputs = 32;   // of a chunk: two steps of 16
 constexpr int kChunkVectors = 32;
 constexpr int kScaleVectors = 8;
 constexpr int kVectorBytes = 16;
+constexpr int kWordLeft = 3;  // bits that a word is rotated: where bfloat16 needs first numbers
 
 struct Int4Tiles {
   int64_t tiles, groups, group_vectors, tile_bytes;

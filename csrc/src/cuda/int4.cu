@@ -172,15 +172,17 @@ __device__ __forceinline__ uint32_t word_of(const Int4PackParams& p, int64_t out
     const uint32_t value = p.values[row * p.shape.inputs + k + i / 4 + i % 4 / 2 * 2];
     word |= (value & 15) << (i % 4 * 4 + i / 4 * 16);
   }
-  return word;
+  return word << core::kWordLeft | word >> (32 - core::kWordLeft);
 }
 
 __device__ __forceinline__ uint32_t scale_of(const Int4PackParams& p, int64_t output,
                                              int64_t group) {
   if (output >= p.shape.outputs) return 0;
   const int64_t at = output * (p.shape.inputs / p.shape.group) + group;
-  return core::to_bfloat16(p.scales[at]).bits |
-         static_cast<uint32_t>(core::to_bfloat16(p.zeros[at]).bits) << 16;
+  // Of a bfloat16 that is exact.
+  const float scale = 16.0f * core::to_float(core::to_bfloat16(p.scales[at]));
+  return core::to_bfloat16(scale).bits | static_cast<uint32_t>(core::to_bfloat16(p.zeros[at]).bits)
+                                             << 16;
 }
 
 // A thread writes 16 bytes. Grid: x over the threads of a tile, y over tiles.

@@ -42,11 +42,13 @@ struct Bits<Float16> {
   static constexpr int kLeft = 6;
 };
 
-// 1 + q / 16 of number `i` in each half of a word.
+// 1 + q / 16 of number `i` in each half of a word. Of bfloat16 the first numbers lie where they are
+// needed.
 template <class T>
 __device__ __forceinline__ uint32_t weights_of(uint32_t word, int i) {
-  const int left = Bits<T>::kLeft - 4 * i;
-  return masked(left >= 0 ? word << left : word >> -left, Bits<T>::kMask, Bits<T>::kUnits);
+  const int right = (4 * i + core::kWordLeft - Bits<T>::kLeft) & 31;
+  return masked(right == 0 ? word : word >> right | word << (32 - right), Bits<T>::kMask,
+                Bits<T>::kUnits);
 }
 
 // A lane's share of sums over inputs: of two matrices of 16 outputs for each tile.
@@ -55,8 +57,8 @@ struct Sums {
   float of[2 * kTiles][kTokenTiles][4] = {};
 };
 
-// y += the sums of a group. `scales`: of each tile, the scale and zero of a lane's outputs g, g +
-// 8, g + 16 and g + 24, a pair of bfloat16 each.
+// y += the sums of a group. `scales`: of each tile, 16 times the scale, and the zero, of a lane's
+// outputs g, g + 8, g + 16 and g + 24, a pair of bfloat16 each.
 template <int kTiles, int kTokenTiles>
 __device__ __forceinline__ void add_group(Sums<kTiles, kTokenTiles>& y,
                                           const Sums<kTiles, kTokenTiles>& group,
@@ -67,14 +69,14 @@ __device__ __forceinline__ void add_group(Sums<kTiles, kTokenTiles>& y,
     const uint32_t both = scales[i / 4].words[i % 4];
     const float scale = core::bit_cast<float>(both << 16);
     const float zero = core::bit_cast<float>(both & 0xffff0000u);
-    const float of_units = __builtin_fmaf(-24.0f, scale, zero);
+    const float of_units = __builtin_fmaf(-1.5f, scale, zero);
     POLYSPEC_UNROLL
     for (int t = 0; t < kTokenTiles; ++t) {
       POLYSPEC_UNROLL
       for (int j = i % 2 * 2; j < i % 2 * 2 + 2; ++j) {
         float& sum = y.of[i / 2][t][j];
         sum = __builtin_fmaf(of_units, x[t][j], sum);
-        sum = __builtin_fmaf(16.0f * scale, group.of[i / 2][t][j], sum);
+        sum = __builtin_fmaf(scale, group.of[i / 2][t][j], sum);
       }
     }
   }

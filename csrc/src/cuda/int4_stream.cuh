@@ -21,8 +21,8 @@ template <int kTokenTiles>
 struct StreamShared {
   using Sum = float[kWarp][4];
   static constexpr int kBuffers = stream_sums(kTokenTiles);
-  Sum sums[kBuffers][kWarps][2 * kTokenTiles];
   CopyBarrier full[kWarps][kMostStages];
+  Sum sums[kBuffers][kWarps][2 * kTokenTiles];
 };
 
 struct alignas(8) XSums {
@@ -34,22 +34,20 @@ struct alignas(8) XSums {
 template <int kGroups>
 class GroupRing {
  public:
-  // Before `next` comes a barrier of the CTA. `from`: the first group; after the last of `groups`
-  // the next group lies `jump` bytes further.
+  // Before `next` comes a barrier of the CTA. `from`: the first group; after the last byte of a
+  // slice the next group lies `jump` bytes further.
   __device__ __forceinline__ GroupRing(unsigned char* ring, CopyBarrier* full, int stages,
-                                       unsigned bytes, const unsigned char* from, int groups,
+                                       int bytes, const unsigned char* from, int slice,
                                        int64_t jump, int tiles)
       : ring_(ring),
         full_(full),
-        at_(ring),
-        barrier_(full),
         from_(from),
         jump_(jump),
         bytes_(bytes),
         stages_(stages),
-        groups_(groups),
-        of_slice_(groups),
-        left_(threadIdx.x % kWarp == 0 && groups > 0 ? tiles : 0) {
+        slice_(slice),
+        of_slice_(slice),
+        left_(threadIdx.x % kWarp == 0 && slice > 0 ? tiles : 0) {
     if (threadIdx.x % kWarp == 0) {
       POLYSPEC_ROLLED
       for (int i = 0; i < stages; ++i) make_barrier(full + i);
@@ -61,46 +59,39 @@ class GroupRing {
 
   // The next stage, when it is there.
   __device__ __forceinline__ const unsigned char* next() {
-    wait_for_phase(barrier_, parity_);
-    return at_;
+    wait_for_phase(full_ + stage_, parity_);
+    return ring_ + stage_ * kGroups * bytes_;
   }
   // Its memory is for the groups `stages` further.
   __device__ __forceinline__ void release() {
     __syncwarp();  // all lanes have read the stage
-    load(at_, barrier_);
-    at_ += kGroups * bytes_;
-    ++barrier_;
+    load(ring_ + stage_ * kGroups * bytes_, full_ + stage_);
     if (++stage_ == stages_) {
       stage_ = 0;
       parity_ ^= 1;
-      at_ = ring_;
-      barrier_ = full_;
     }
   }
 
  private:
   // By lane 0, which alone has tiles left.
   __device__ __forceinline__ void load(unsigned char* to, CopyBarrier* barrier) {
-    if (left_ == 0) return;
-    const int count = kGroups == 1 || of_slice_ >= kGroups ? kGroups : of_slice_;
-    copy_bulk(to, from_, count * bytes_, barrier);
-    from_ += count * bytes_;
-    of_slice_ -= count;
+    if (left_ <= 0) return;
+    const int most = kGroups * bytes_, bytes = kGroups == 1 || of_slice_ >= most ? most : of_slice_;
+    copy_bulk(to, from_, static_cast<unsigned>(bytes), barrier);
+    from_ += bytes;
+    of_slice_ -= bytes;
     if (of_slice_ > 0) return;
-    of_slice_ = groups_;
+    of_slice_ = slice_;
     from_ += jump_;
     --left_;
   }
 
   unsigned char* ring_;
   CopyBarrier* full_;
-  unsigned char* at_;
-  CopyBarrier* barrier_;
   const unsigned char* from_;
   int64_t jump_;
-  unsigned bytes_;
-  int stages_, groups_;
-  int of_slice_;  // groups of the tile that are not copied yet
+  int bytes_, stages_, slice_;
+  int of_slice_;  // bytes of the tile that are not copied yet
   int left_;      // tiles
   int stage_ = 0, parity_ = 0;
 };
@@ -134,12 +125,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int first_tile = static_cast<int>(blockIdx.x) - rank;  // of the cluster
   const int tile_of_warp = first_tile + (warp >> slices_shift);
   const int own = tile_of_warp < tiles ? (tiles - tile_of_warp + step - 1) / step : 0;
-  const unsigned group_bytes = static_cast<unsigned>(of.group_vectors * core::kVectorBytes);
+  const int group_bytes = (core::kScaleVectors + chunks * core::kChunkVectors) * core::kVectorBytes;
+  const int slice_bytes = groups * group_bytes;
   GroupRing<kGroups> ring(reinterpret_cast<unsigned char*>(x_sums + plan.groups * kTokenTiles * 4) +
-                              warp * plan.stages * kGroups * group_bytes,
+                              warp * plan.stages * kGroups * group_bytes +
+                              lane * core::kVectorBytes,
                           shared.full[warp], plan.stages, group_bytes,
                           p.packed + tile_of_warp * of.tile_bytes + begin * int64_t{group_bytes},
-                          groups, step * of.tile_bytes - groups * int64_t{group_bytes}, own);
+                          slice_bytes, step * of.tile_bytes - slice_bytes, own);
   wait_for_prerequisites();
 
   {
@@ -191,18 +184,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     const XSums* x_sums_of = x_sums + (begin - first) * kTokenTiles * 4 + lane % 4;
     POLYSPEC_ROLLED
     for (int left = of_warp < own ? groups : 0; left > 0; left -= kGroups) {
-      const unsigned char* at = ring.next();
+      const unsigned char* const at = ring.next();
       POLYSPEC_UNROLL
       for (int i = 0; i < kGroups; ++i) {
-        if (i >= left) break;
-        const Vector scales[1] = {*reinterpret_cast<const Vector*>(at + lane / 4 * 16)};
-        const Vector* const weights =
-            reinterpret_cast<const Vector*>(at) + core::kScaleVectors + lane;
+        if (i > 0 && i >= left) break;
+        const Vector* const of_lane = reinterpret_cast<const Vector*>(at + i * group_bytes);
+        const Vector scales[1] = {of_lane[lane / 4 - lane]};
+        const Vector* const weights = of_lane + core::kScaleVectors;
         Sums<1, kTokenTiles> group;
         float of_x[kTokenTiles][4];
         POLYSPEC_UNROLL
         for (int t = 0; t < kTokenTiles; ++t) {
-          const XSums both = x_sums_of[t * 4];
+          const XSums both = x_sums_of[(i * kTokenTiles + t) * 4];
           for (int j = 0; j < 4; ++j) of_x[t][j] = both.of[j % 2];
         }
         POLYSPEC_UNROLL
@@ -211,15 +204,14 @@ __global__ void __launch_bounds__(kThreads, 1)
           const Vector packed[1] = {weights[chunk * kWarp]};
           POLYSPEC_UNROLL
           for (int t = 0; t < kTokenTiles; ++t)
-            x_of_chunk[t] = x_of[(chunk * kTokenTiles + t) * kWarp];
+            x_of_chunk[t] = x_of[((i * chunks + chunk) * kTokenTiles + t) * kWarp];
           multiply_chunk<T>(packed, x_of_chunk, group);
         }
         add_group(y, group, of_x, scales);
-        x_of += chunks * kTokenTiles * kWarp;
-        x_sums_of += kTokenTiles * 4;
-        at += group_bytes;
       }
       ring.release();
+      x_of += kGroups * chunks * kTokenTiles * kWarp;
+      x_sums_of += kGroups * kTokenTiles * 4;
     }
     ++of_warp;
     POLYSPEC_UNROLL
