@@ -18,6 +18,7 @@ from functools import partial
 import torch
 
 import polyspec_ext._C  # noqa: F401, registers the operators
+from polyspec_ext.ops import decoder
 from polyspec_ext.ops.decoder import LayerOperators, LayerParts, LayerShape
 from polyspec_ext.quantization import weights as int4
 
@@ -26,15 +27,19 @@ SLOTS, LENGTH, TURNS, REPLAYS = 512, 300, 2, 50
 DEVICE = "cuda"
 
 
-def product_of(bits: int, outputs: int, inputs: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a product with random weights."""
+def product_of(
+    bits: int, outputs: int, inputs: int, gated: bool = False
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a product with random weights, and the gated activation of its results."""
     if bits == 16:
         weight = torch.randn(outputs, inputs, device=DEVICE, dtype=torch.bfloat16) / inputs**0.5
-        return partial(torch.nn.functional.linear, weight=weight)
+        product = partial(torch.nn.functional.linear, weight=weight)
+        return (lambda x: decoder.gated(product(x))) if gated else product
     values = torch.randint(0, 16, (outputs, inputs), device=DEVICE, dtype=torch.uint8)
     scales = torch.full((outputs, inputs // 128), 0.2 / inputs**0.5, device=DEVICE)
     packed = int4.pack(values, scales, torch.zeros_like(scales), 128)
-    return partial(int4.product, packed=packed, outputs=outputs, group=128)
+    call = int4.gated_product if gated else int4.product
+    return partial(call, packed=packed, outputs=outputs, group=128)
 
 
 def layers_of(bits: int) -> LayerOperators:
@@ -46,7 +51,7 @@ def layers_of(bits: int) -> LayerOperators:
         [
             LayerParts(
                 norm(), norm(), None, None, None, product(3 * WIDTH, WIDTH), product(WIDTH, WIDTH),
-                product(2 * GATED, WIDTH), product(WIDTH, GATED),
+                product(2 * GATED, WIDTH, gated=True), product(WIDTH, GATED),
             )
             for _ in range(LAYERS)
         ],

@@ -124,8 +124,9 @@ Tensor aligned_rows(const Tensor& x) {
 }
 
 // x [m, inputs].
-Tensor int4_product(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group,
-                    bool float_scales) {
+template <bool gated>
+Tensor product_of(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group,
+                  bool float_scales) {
   STD_TORCH_CHECK(x.dim() == 2, "x: expected 2 dimensions, got ", x.dim());
   expect_unit_stride(x, "x");
   const Place place(x);
@@ -137,19 +138,29 @@ Tensor int4_product(const Tensor& x, const Tensor& packed, int64_t outputs, int6
   params.x = rows.const_data_ptr();
   params.x_stride = rows.stride(0);
   params.packed = packed_of(packed, place, params.shape);
-  const Tensor y = empty(place, {params.tokens, outputs}, dtype_of(x));
+  params.y_stride = gated ? outputs / 2 : outputs;
+  const Tensor y = empty(place, {params.tokens, params.y_stride}, dtype_of(x));
   params.y = y.mutable_data_ptr();
-  params.y_stride = outputs;
   if (place.cuda()) {
-    run_on_cuda(&polyspec::int4_product, params, place);
+    run_on_cuda(gated ? &polyspec::int4_gated_product : &polyspec::int4_product, params, place);
     return y;
   }
+  STD_TORCH_CHECK(!gated, "x: expected a CUDA tensor, got one on the CPU");
   const Tensor workspace =
       empty(place, {polyspec::int4_workspace_bytes(params.shape, params.tokens)},
             aoti_torch_dtype_uint8());
   params.workspace = workspace.mutable_data_ptr();
   run_on_cpu<1>(&polyspec::int4_product, params);
   return y;
+}
+
+Tensor int4_product(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group,
+                    bool float_scales) {
+  return product_of<false>(x, packed, outputs, group, float_scales);
+}
+
+Tensor int4_gated_product(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group) {
+  return product_of<true>(x, packed, outputs, group, false);
 }
 
 }  // namespace
@@ -167,6 +178,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
   m.def(
       "int4_product(Tensor x, Tensor packed, int outputs, int group, bool float_scales) -> "
       "Tensor");
+  m.def("int4_gated_product(Tensor x, Tensor packed, int outputs, int group) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
@@ -174,9 +186,11 @@ STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
   m.impl("int4_pack", TORCH_BOX(&int4_pack));
   m.impl("int4_unpack", TORCH_BOX(&int4_unpack));
   m.impl("int4_product", TORCH_BOX(&int4_product));
+  m.impl("int4_gated_product", TORCH_BOX(&int4_gated_product));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) {
   m.impl("int4_pack", TORCH_BOX(&int4_pack));
   m.impl("int4_product", TORCH_BOX(&int4_product));
+  m.impl("int4_gated_product", TORCH_BOX(&int4_gated_product));
 }

@@ -164,8 +164,9 @@ class _Mlp(nn.Module):
     down_proj: RowProduct
 
     def forward(self, x: Tensor) -> Tensor:
-        projected = self.gate_proj.merged.linear.forward(x.reshape(-1, x.shape[-1]))
-        return self.down_proj.forward(operators.gated(projected)).view(x.shape)
+        linear: Any = self.gate_proj.merged.linear
+        gated = linear.gated_function()(x.reshape(-1, x.shape[-1]))
+        return self.down_proj.forward(gated).view(x.shape)
 
 
 class _Attention(nn.Module):
@@ -479,9 +480,9 @@ def _weights(layer: Any) -> LayerParts | None:
 
 
 def _products(layer: Any) -> LayerParts:
-    first, *rest = _products_of(layer)
-    calls: list[Any] = [first.product if first.late else first.function()]
-    calls += [product.function() for product in rest]
+    first, out, gate, down = _products_of(layer)
+    calls: list[Any] = [first.product if first.late else first.function(), out.function()]
+    calls += gate.gated_function(), down.function()
     return LayerParts(*_norm_weights(layer), *calls)
 
 

@@ -83,6 +83,11 @@ class RowProduct(nn.Module):
         """Return the product of ``[M, in]``, with the bias, without the calls of a module."""
         return self.forward
 
+    def gated_function(self) -> Callable[[Tensor], Tensor]:
+        """Return `ops.decoder.gated` of `function`, ``[M, in]`` to ``[M, out / 2]``."""
+        product = self.function()
+        return lambda x: decoder.gated(product(x))
+
     def matrices(self) -> Sequence[Matrix]:
         """Return the weights as matrices of `ops.decoder`, by ranges of rows; empty: not supported
         there."""

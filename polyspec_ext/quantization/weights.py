@@ -92,6 +92,10 @@ Args:
     outputs, group: of these weights.
 """
 
+gated_product: Callable[..., Tensor] = torch.ops.polyspec.int4_gated_product.default
+"""Return `ops.decoder.gated` of `product`, [M, outputs / 2], in its launches: on CUDA in
+bfloat16, of a multiple of 64 outputs."""
+
 
 def _numbers(like: Tensor, outputs: int, inputs: int, group: int, *_: object) -> _Three:
     form = outputs, inputs // group
@@ -112,6 +116,9 @@ register_fake("polyspec::int4_round", lambda x, _, group, __: _numbers(x, *x.sha
 register_fake("polyspec::int4_pack", _packed)
 register_fake("polyspec::int4_unpack", _numbers)
 register_fake("polyspec::int4_product", lambda x, _, outputs, *__: x.new_empty(len(x), outputs))
+register_fake(
+    "polyspec::int4_gated_product", lambda x, _, outputs, __: x.new_empty(len(x), outputs // 2)
+)
 
 # ---- layers and copies ---------------------------------------------------------------------------
 
@@ -202,6 +209,16 @@ class CudaInt4Linear(QuantizedLinear):
         if x.dtype == torch.float32:
             return self.product(x.bfloat16()).float()
         return product(x, self.packed, self.out_features, self.group)
+
+    def gated_function(self) -> Callable[[Tensor], Tensor]:
+        plain = super().gated_function()
+
+        def run(x: Tensor) -> Tensor:
+            if x.dtype != torch.bfloat16:
+                return plain(x)
+            return gated_product(x, self.packed, self.out_features, self.group)
+
+        return run if self.bias is None and self.out_features % 64 == 0 else plain
 
 
 def quantisable(model: Any, group: int, head: bool = False) -> dict[str, nn.Linear]:

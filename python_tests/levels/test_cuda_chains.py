@@ -27,8 +27,7 @@ class Launches(NamedTuple):
 
 
 # With attention over up to 512 slots.
-# With attention over up to 512 slots.
-FUSED = Launches(9, 9, 36, 45, 70, 42, 25)
+FUSED = Launches(9, 8, 36, 45, 70, 42, 25)
 MOST = 20  # launches without the passes
 CHAINS = {
     "target, draft": (["target", "draft"], [4]),

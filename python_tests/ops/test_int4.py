@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from polyspec_ext import _C
+from polyspec_ext.ops import decoder
 from polyspec_ext.quantization import weights as int4
 
 
@@ -115,6 +116,21 @@ def test_multiplies_where_the_weights_are(group, dtype, device) -> None:
         for tokens in range(1, 71) if groups == 2 else (1, 8, 9, 16, 17, 32, 33, 64, 65):
             assert int4.product(x[-tokens:], packed, outputs, group).equal(y[-tokens:])
         assert int4.product(x[:0], packed, outputs, group).shape == (0, outputs)
+
+
+def test_a_gated_product_is_two_calls_in_one(device) -> None:
+    """The same bits, on CUDA and on the stub for it."""
+    for outputs, groups, tokens in ((64, 3, 1), (128, 9, 20), (192, 2, 70)):
+        given = matrix(outputs, groups * 128, 128, seed=outputs)
+        packed = int4.pack(*(part.to(device) for part in given), 128)
+        random = torch.Generator().manual_seed(1)
+        x = torch.randn(tokens, groups * 128, generator=random).to(device, torch.bfloat16)
+        if device.type == "cpu" and not hasattr(_C, "launches"):
+            with pytest.raises(RuntimeError, match="x: expected a CUDA tensor"):
+                int4.gated_product(x, packed, outputs, 128)
+            return
+        two = decoder.gated(int4.product(x, packed, outputs, 128))
+        assert int4.gated_product(x, packed, outputs, 128).equal(two)
 
 
 def test_shapes_on_cuda() -> None:

@@ -86,7 +86,7 @@ class Launches(TorchDispatchMode):
                 return made
         if tensors and name not in _NOTHING:
             more = name == "attention" and args[1].shape[2] > SPAN
-            more = more or (name == "int4_product" and 32 < len(args[0]) <= 64)
+            more = more or ("int4_" in name and "product" in name and 32 < len(args[0]) <= 64)
             self.counts[name] += 1 + more
         return made
 

@@ -96,6 +96,11 @@ static void on_cuda() {
   void* workspace = nullptr;                  // VerifyParams::workspace, from cudaMalloc
   run(polyspec::clear_workspace(workspace, polyspec::kVerifyWorkspaceBytes, stream));
   if (polyspec::is_capturing(stream)) run(polyspec::when_graph_goes(stream, &std::free, workspace));
+
+  polyspec::Int4ProductParams gates_and_ups;  // of no token: nothing is launched
+  gates_and_ups.shape = {64, 32, 32, polyspec::DType::kBFloat16};
+  gates_and_ups.dtype = polyspec::DType::kBFloat16;
+  run(polyspec::int4_gated_product(gates_and_ups, stream));
 }
 
 // Appends to one run of slots and to pages, rolls back, and keeps the accepted path of a tree.

@@ -145,4 +145,9 @@ POLYSPEC_API Result int4_pack(const Int4PackParams& params, Stream stream);
 // with tensor cores that add in the same way give the same bits. An infinity or a NaN in a row of x
 // leaves the other rows alone.
 
+// The same launches, with the gated activation of layer.hpp: y is [m, n / 2], of outputs 0 to n / 2
+// - 1 as gates and the others as ups, with the bits of int4_product and gated. n is a multiple of
+// 64. On CUDA and in bfloat16 only.
+POLYSPEC_API Result int4_gated_product(const Int4ProductParams& params, Stream stream);
+
 }  // namespace polyspec

@@ -62,11 +62,14 @@ Result check_on_cuda(const Int4Shape& shape) {
 
 int64_t tiles_bytes(const core::Int4Tiles& layout) { return layout.tiles * layout.tile_bytes; }
 
-Result check_on_cuda(const Int4ProductParams& p) {
-  if (const Result result = check_on_cuda(p.shape); !result.ok()) return result;
+Result check_on_cuda(const cuda::Int4Product& given) {
+  if (const Result result = check_on_cuda(given.shape); !result.ok()) return result;
+  Int4ProductParams p = given;
+  if (given.gated) p.shape.outputs /= 2;  // of y
   if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16)
     return expected("dtype", "bfloat16 (1) or float16 (2) on CUDA", static_cast<int>(p.dtype));
-  const Result memory = check_product_memory(p, 2, tiles_bytes(core::Int4Tiles(p.shape)), 0, 16);
+  const Result memory =
+      check_product_memory(p, 2, tiles_bytes(core::Int4Tiles(given.shape)), 0, 16);
   if (!memory.ok() || p.tokens == 0) return memory;
   if (const Result at = check_aligned("x", p.x, 16); !at.ok()) return at;
   if (p.tokens > 1 && p.x_stride % 8 != 0)
@@ -219,14 +222,33 @@ int64_t int4_workspace_bytes(const Int4Shape& shape, int64_t tokens) {
          kInt4Tokens * groups * static_cast<int64_t>(sizeof(core::RoundedGroup));
 }
 
-Result int4_product(const Int4ProductParams& params, Stream stream) {
-  if (stream.device == Stream::Device::kCuda) {
-    const Result result = check_on_cuda(params);
-    if (!result.ok() || params.tokens == 0) return result;
-    Int4ProductParams aligned = params;
-    if (params.tokens == 1) aligned.x_stride = params.shape.inputs;  // the caller's may be any
-    return cuda::int4_product(aligned, stream.cuda);
+namespace {
+
+Result product_on_cuda(const Int4ProductParams& params, bool gated, Stream stream) {
+  cuda::Int4Product product{params, gated};
+  const Result result = check_on_cuda(product);
+  if (!result.ok() || params.tokens == 0) return result;
+  if (params.tokens == 1) product.x_stride = params.shape.inputs;  // the caller's may be any
+  return cuda::int4_product(product, stream.cuda);
+}
+
+}  // namespace
+
+Result int4_gated_product(const Int4ProductParams& params, Stream stream) {
+  if (stream.device != Stream::Device::kCuda) {
+    Result out = invalid("int4_gated_product: expected a CUDA stream, given the CPU");
+    out.code = Result::Code::kUnsupported;
+    return out;
   }
+  if (params.dtype != DType::kBFloat16)
+    return expected("dtype", "bfloat16 (1)", static_cast<int>(params.dtype));
+  if (params.shape.outputs % (2 * core::kTileOutputs) != 0)
+    return expected("outputs", "a multiple of 64", params.shape.outputs);
+  return product_on_cuda(params, true, stream);
+}
+
+Result int4_product(const Int4ProductParams& params, Stream stream) {
+  if (stream.device == Stream::Device::kCuda) return product_on_cuda(params, false, stream);
   if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   if (const Result result = check(params); !result.ok()) return result;
   if (params.tokens > 0) cpu::int4_product(at_weights(params), stream.executor);

@@ -60,32 +60,40 @@ __device__ __forceinline__ void add_slice(float (&sum)[kFragments][kWarp][4], bo
   }
 }
 
-// Sums become rows of y, of `tile` on and of token `first` on.
-template <class T, int kTiles, int kTokenTiles>
+// Sums become rows of y, of `tile` on and of token `first` on. Of a gated product the second tile
+// has the ups of the first one's gates.
+template <class T, int kTiles, int kTokenTiles, bool kGated>
 __device__ __forceinline__ void write_sums(const Int4Shared<kTiles, kTokenTiles>& shared,
-                                           const Int4ProductParams& p, int64_t tile,
-                                           int64_t first) {
+                                           const Int4Product& p, int64_t tile, int64_t first) {
   constexpr int kFragments = 2 * kTiles * kTokenTiles;
-  POLYSPEC_ROLLED
-  for (int at = threadIdx.x; at < kFragments * kWarp; at += kThreads) {
-    const int f = at / kWarp, l = at % kWarp;
+  constexpr int kWritten = kGated ? kFragments / 2 : kFragments;
+  const int64_t outputs = kGated ? p.shape.outputs / 2 : p.shape.outputs;
+  const auto sum_of = [&](int f, int l, int j) {
+    float sum = shared.sums[0][f][l][j];
     POLYSPEC_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      float sum = shared.sums[0][f][l][j];
-      for (int s = 1; s < kSums; ++s) sum += shared.sums[s][f][l][j];
-      const int64_t output = tile * kTileOutputs + f / kTokenTiles * 16 + l / 4 + j / 2 * 8;
-      const int64_t token = first + f % kTokenTiles * kTokenTile + l % 4 * 2 + j % 2;
-      if (token < p.tokens && output < p.shape.outputs)
-        core::convert_output(sum, static_cast<T*>(p.y) + token * p.y_stride + output);
+    for (int s = 1; s < kSums; ++s) sum += shared.sums[s][f][l][j];
+    return sum;
+  };
+  POLYSPEC_ROLLED
+  for (int at = threadIdx.x; at < kWritten * kWarp * 4; at += kThreads) {
+    const int j = at % 4, l = at / 4 % kWarp, f = at / (4 * kWarp);
+    float sum = sum_of(f, l, j);
+    if constexpr (kGated) {
+      const float up = sum_of(f + kWritten, l, j);
+      sum = core::gated_value<T>(core::rounded<T>(sum), core::rounded<T>(up));
     }
+    const int64_t output = tile * kTileOutputs + f / kTokenTiles * 16 + l / 4 + j / 2 * 8;
+    const int64_t token = first + f % kTokenTiles * kTokenTile + l % 4 * 2 + j % 2;
+    if (token < p.tokens && output < outputs)
+      core::convert_output(sum, static_cast<T*>(p.y) + token * p.y_stride + output);
   }
 }
 
 // Grid: x over blocks of tokens and over tiles of outputs, blocks fastest: they read the same
 // weights at the same time, so that memory is asked once.
-template <class T, int kTiles, int kTokenTiles>
+template <class T, int kTiles, int kTokenTiles, bool kGated>
 __global__ void __launch_bounds__(kThreads, (kTiles * kTokenTiles <= 2 ? 2 : 1))
-    int4_product_kernel(const __grid_constant__ Int4ProductParams p) {
+    int4_product_kernel(const __grid_constant__ Int4Product p) {
   begin_kernel();
   constexpr int kTokens = kTokenTiles * kTokenTile;
   constexpr int kAhead = kStages<kTiles, kTokenTiles> - 1;
@@ -94,7 +102,8 @@ __global__ void __launch_bounds__(kThreads, (kTiles * kTokenTiles <= 2 ? 2 : 1))
   const Int4Tiles of(p.shape);
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const unsigned blocks = static_cast<unsigned>((p.tokens + kTokens - 1) / kTokens);
-  const int64_t tile = int64_t{blockIdx.x / blocks} * kTiles;
+  const int64_t tile = int64_t{blockIdx.x / blocks} * (kGated ? 1 : kTiles);
+  const int64_t next_tile = kGated ? of.tiles / 2 * of.tile_bytes : of.tile_bytes;
   const int64_t first = int64_t{blockIdx.x % blocks} * kTokens;
 
   const auto begin_of = [&](int s) { return static_cast<int>(of.groups * s / kWarps << of.shift); };
@@ -102,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, (kTiles * kTokenTiles <= 2 ? 2 : 1))
 
   const unsigned char* const packed = p.packed + tile * of.tile_bytes;
   const auto scales_of = [&](int64_t group, int i) {
-    return *reinterpret_cast<const Vector*>(packed + i * of.tile_bytes + of.scales_at(group) +
+    return *reinterpret_cast<const Vector*>(packed + i * next_tile + of.scales_at(group) +
                                             lane / 4 * core::kVectorBytes);
   };
   const unsigned char* const weights = packed + lane * core::kVectorBytes;
@@ -113,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, (kTiles * kTokenTiles <= 2 ? 2 : 1))
     if (chunk < end) {
       POLYSPEC_UNROLL
       for (int i = 0; i < kTiles; ++i)
-        copy_async(&to.weights[i][lane], weights + i * of.tile_bytes + of.chunk_at(chunk), 16);
+        copy_async(&to.weights[i][lane], weights + i * next_tile + of.chunk_at(chunk), 16);
       POLYSPEC_UNROLL
       for (int t = 0; t < kTokenTiles; ++t) {
         const int64_t at = t * kTokenTile * p.x_stride + int64_t{chunk} * kTileInputs;
@@ -159,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, (kTiles * kTokenTiles <= 2 ? 2 : 1))
   __syncthreads();  // all chunks are read
   add_slice(shared.sums[warp % kSums], warp >= kSums, lane, y);
   __syncthreads();  // the lower slices' sums are written
-  write_sums<T>(shared, p, tile, first);
+  write_sums<T, kTiles, kTokenTiles, kGated>(shared, p, tile, first);
 }
 
 // Four numbers of a word's halves: outputs g and g + 8, inputs k and k + 1, then k + 2 and k + 3.
@@ -179,10 +188,10 @@ __device__ __forceinline__ uint32_t scale_of(const Int4PackParams& p, int64_t ou
                                              int64_t group) {
   if (output >= p.shape.outputs) return 0;
   const int64_t at = output * (p.shape.inputs / p.shape.group) + group;
-  // Of a bfloat16 that is exact.
+  // Exact in bfloat16: the lower half is zero.
   const float scale = 16.0f * core::to_float(core::to_bfloat16(p.scales[at]));
-  return core::to_bfloat16(scale).bits | static_cast<uint32_t>(core::to_bfloat16(p.zeros[at]).bits)
-                                             << 16;
+  return core::bit_cast<uint32_t>(scale) >> 16 |
+         static_cast<uint32_t>(core::to_bfloat16(p.zeros[at]).bits) << 16;
 }
 
 // A thread writes 16 bytes. Grid: x over the threads of a tile, y over tiles.
@@ -214,8 +223,8 @@ __global__ void __launch_bounds__(kPackThreads)
   }
 }
 
-template <class T, int kTiles, int kTokenTiles>
-Result product_in(const Int4ProductParams& p, CUstream_st* stream) {
+template <class T, int kTiles, int kTokenTiles, bool kGated>
+Result product_in(const Int4Product& p, CUstream_st* stream) {
   constexpr int64_t kOutputs = kTiles * kTileOutputs;
   constexpr int64_t kTokens = kTokenTiles * kTokenTile;
   const int64_t tiles = (p.shape.outputs + kOutputs - 1) / kOutputs;
@@ -224,7 +233,7 @@ Result product_in(const Int4ProductParams& p, CUstream_st* stream) {
     return {Result::Code::kInvalidArgument,
             "tokens, outputs: expected fewer blocks of them than 2^31, given more"};
   }
-  constexpr auto kernel = int4_product_kernel<T, kTiles, kTokenTiles>;
+  constexpr auto kernel = int4_product_kernel<T, kTiles, kTokenTiles, kGated>;
   constexpr size_t kBytes = sizeof(Int4Shared<kTiles, kTokenTiles>);
   const cudaError_t error = allow_dynamic<kernel>(current_device(), int{kBytes});
   if (error != cudaSuccess) return result_of(error);
@@ -238,15 +247,17 @@ Result product_in(const Int4ProductParams& p, CUstream_st* stream) {
 
 // Whether it was launched: the device has bulk copies and room for the activations.
 template <class T, int kTokenTiles, int kChunks>
-bool stream_in(const Int4ProductParams& p, CUstream_st* stream, Result* result) {
+bool stream_in(const Int4Product& p, CUstream_st* stream, Result* result) {
   const DeviceShape device = current_device();
   if (!device.clusters) return false;
   const int forced = forced_memory.load(std::memory_order_relaxed);
   const int bytes = forced > 0 ? forced : device.shared_memory;
-  const int64_t tiles = Int4Tiles(p.shape).tiles;
+  const Int4Tiles of(p.shape);
+  const int64_t tiles = of.tiles / (p.gated ? 2 : 1);
   const Int4Plan plan = int4_plan(p.shape, kTokenTiles, bytes,
                                   std::min(forced_ctas.load(std::memory_order_relaxed), kWarps));
-  if (plan.stages == 0 || tiles > kMaxGrid / 2) return false;
+  // (The kernel counts vectors, of several tiles, in 32 bits.)
+  if (plan.stages == 0 || of.tiles * of.tile_bytes > kMaxGrid) return false;
   static_assert(sizeof(StreamShared<kTokenTiles>) == stream_fixed_bytes(kTokenTiles));
   constexpr auto kernel = int4_stream_kernel<T, kTokenTiles, kChunks>;
   const cudaError_t error = allow_dynamic<kernel>(device, bytes);
@@ -262,7 +273,7 @@ bool stream_in(const Int4ProductParams& p, CUstream_st* stream, Result* result) 
 }
 
 template <class T, int kTokenTiles>
-bool stream_of(const Int4ProductParams& p, CUstream_st* stream, Result* result) {
+bool stream_of(const Int4Product& p, CUstream_st* stream, Result* result) {
   if (p.shape.group == 128) return stream_in<T, kTokenTiles, 4>(p, stream, result);
   if constexpr (kTokenTiles < 4) return stream_in<T, kTokenTiles, 0>(p, stream, result);
   return false;
@@ -270,7 +281,7 @@ bool stream_of(const Int4ProductParams& p, CUstream_st* stream, Result* result) 
 
 // Up to 32 tokens by each launch: those of a second one find many of the weights in L2.
 template <class T>
-bool streamed(Int4ProductParams p, CUstream_st* stream, Result* result) {
+bool streamed(Int4Product p, CUstream_st* stream, Result* result) {
   if (p.tokens > 2 * kStreamTokens) return false;
   for (int64_t left = p.tokens; left > 0; left -= p.tokens) {
     p.tokens = std::min(left, kStreamTokens);
@@ -285,17 +296,20 @@ bool streamed(Int4ProductParams p, CUstream_st* stream, Result* result) {
   return true;
 }
 
-template <class T, int kTiles>
-Result product_of(const Int4ProductParams& p, CUstream_st* stream) {
-  if (p.tokens <= kTokenTile) return product_in<T, kTiles, 1>(p, stream);
-  if (p.tokens <= 2 * kTokenTile) return product_in<T, kTiles, 2>(p, stream);
-  return product_in<T, kTiles, 4>(p, stream);
+template <class T, int kTiles, bool kGated = false>
+Result product_of(const Int4Product& p, CUstream_st* stream) {
+  if (p.tokens <= kTokenTile) return product_in<T, kTiles, 1, kGated>(p, stream);
+  if (p.tokens <= 2 * kTokenTile) return product_in<T, kTiles, 2, kGated>(p, stream);
+  return product_in<T, kTiles, 4, kGated>(p, stream);
 }
 
 template <class T>
-Result product_as(const Int4ProductParams& p, CUstream_st* stream) {
+Result product_as(const Int4Product& p, CUstream_st* stream) {
   Result result;
   if (streamed<T>(p, stream, &result)) return result;
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (p.gated) return product_of<T, 2, true>(p, stream);
+  }
   if (p.shape.outputs < kWideOutputs) return product_of<T, 1>(p, stream);
   return product_of<T, 2>(p, stream);
 }
@@ -313,7 +327,7 @@ Result int4_pack(const Int4PackParams& p, CUstream_st* stream) {
   return result_of(launch_kernel(int4_pack_kernel, config, p));
 }
 
-Result int4_product(const Int4ProductParams& p, CUstream_st* stream) {
+Result int4_product(const Int4Product& p, CUstream_st* stream) {
   if (p.dtype == DType::kBFloat16) return product_as<BFloat16>(p, stream);
   return product_as<Float16>(p, stream);
 }

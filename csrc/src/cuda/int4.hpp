@@ -5,8 +5,12 @@
 
 namespace polyspec::cuda {
 
-// Arguments are checked already (api/int4.cpp). Each is one launch on the stream.
+struct Int4Product : Int4ProductParams {
+  bool gated = false;  // as int4_gated_product
+};
+
+// Arguments are checked already (api/int4.cpp).
 Result int4_pack(const Int4PackParams& params, CUstream_st* stream);
-Result int4_product(const Int4ProductParams& params, CUstream_st* stream);
+Result int4_product(const Int4Product& params, CUstream_st* stream);
 
 }  // namespace polyspec::cuda

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "core/convert.hpp"
+#include "core/layer_math.hpp"
 #include "cuda/bulk_copy.cuh"
 #include "cuda/int4_math.cuh"
 #include "cuda/int4_plan.hpp"
@@ -35,14 +36,15 @@ template <int kGroups>
 class GroupRing {
  public:
   // Before `next` comes a barrier of the CTA. `from`: the first group; after the last byte of a
-  // slice the next group lies `jump` bytes further.
+  // slice the next group lies `jump` vectors further, and after the next slice `back` vectors.
   __device__ __forceinline__ GroupRing(unsigned char* ring, CopyBarrier* full, int stages,
-                                       int bytes, const unsigned char* from, int slice,
-                                       int64_t jump, int tiles)
+                                       int bytes, const unsigned char* from, int slice, int jump,
+                                       int back, int tiles)
       : ring_(ring),
         full_(full),
         from_(from),
         jump_(jump),
+        both_(jump + back),
         bytes_(bytes),
         stages_(stages),
         slice_(slice),
@@ -82,15 +84,15 @@ class GroupRing {
     of_slice_ -= bytes;
     if (of_slice_ > 0) return;
     of_slice_ = slice_;
-    from_ += jump_;
+    from_ += int64_t{jump_} * core::kVectorBytes;
+    jump_ = both_ - jump_;
     --left_;
   }
 
   unsigned char* ring_;
   CopyBarrier* full_;
   const unsigned char* from_;
-  int64_t jump_;
-  int bytes_, stages_, slice_;
+  int jump_, both_, bytes_, stages_, slice_;
   int of_slice_;  // bytes of the tile that are not copied yet
   int left_;      // tiles
   int stage_ = 0, parity_ = 0;
@@ -99,7 +101,7 @@ class GroupRing {
 // `kChunks`: of a group; 0: any number.
 template <class T, int kTokenTiles, int kChunks>
 __global__ void __launch_bounds__(kThreads, 1)
-    int4_stream_kernel([[maybe_unused]] const __grid_constant__ Int4ProductParams p,
+    int4_stream_kernel([[maybe_unused]] const __grid_constant__ Int4Product p,
                        [[maybe_unused]] const __grid_constant__ Int4Plan plan) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using Shared = StreamShared<kTokenTiles>;
@@ -121,18 +123,24 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int slice = rank * slices + (warp & (slices - 1));
   const int begin = begin_of(slice), groups = begin_of(slice + 1) - begin;
 
-  const int tiles = static_cast<int>(of.tiles), step = static_cast<int>(gridDim.x);
+  // Of a gated product tiles of gates count. After each come its ups.
+  const int pair = p.gated ? static_cast<int>(of.tiles / 2) : 0;
+  const int tiles = p.gated ? pair : static_cast<int>(of.tiles);
+  const int step = static_cast<int>(gridDim.x);
   const int first_tile = static_cast<int>(blockIdx.x) - rank;  // of the cluster
   const int tile_of_warp = first_tile + (warp >> slices_shift);
   const int own = tile_of_warp < tiles ? (tiles - tile_of_warp + step - 1) / step : 0;
-  const int group_bytes = (core::kScaleVectors + chunks * core::kChunkVectors) * core::kVectorBytes;
-  const int slice_bytes = groups * group_bytes;
+  const int group_vectors = core::kScaleVectors + chunks * core::kChunkVectors;
+  const int group_bytes = group_vectors * core::kVectorBytes;
+  const int of_tile = static_cast<int>(of.groups) * group_vectors,
+            of_slice = groups * group_vectors;
   GroupRing<kGroups> ring(reinterpret_cast<unsigned char*>(x_sums + plan.groups * kTokenTiles * 4) +
                               warp * plan.stages * kGroups * group_bytes +
                               lane * core::kVectorBytes,
                           shared.full[warp], plan.stages, group_bytes,
                           p.packed + tile_of_warp * of.tile_bytes + begin * int64_t{group_bytes},
-                          slice_bytes, step * of.tile_bytes - slice_bytes, own);
+                          groups * group_bytes, (p.gated ? pair : step) * of_tile - of_slice,
+                          (step - pair) * of_tile - of_slice, p.gated ? 2 * own : own);
   wait_for_prerequisites();
 
   {
@@ -176,14 +184,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     __cluster_barrier_arrive();
     __cluster_barrier_wait();
   };
-  int turn = 0, of_warp = 0;
+  const int64_t outputs = p.gated ? p.shape.outputs / 2 : p.shape.outputs;
+  int turn = 0;
+  bool ups = false;
   POLYSPEC_ROLLED
-  for (int tile = first_tile; tile < tiles; tile += step, turn ^= Shared::kBuffers - 1) {
+  for (int tile = first_tile; tile < tiles; turn ^= Shared::kBuffers - 1) {
     Sums<1, kTokenTiles> y;
     const Vector* x_of = x_of_slice;
     const XSums* x_sums_of = x_sums + (begin - first) * kTokenTiles * 4 + lane % 4;
     POLYSPEC_ROLLED
-    for (int left = of_warp < own ? groups : 0; left > 0; left -= kGroups) {
+    for (int left = tile + (warp >> slices_shift) < tiles ? groups : 0; left > 0; left -= kGroups) {
       const unsigned char* const at = ring.next();
       POLYSPEC_UNROLL
       for (int i = 0; i < kGroups; ++i) {
@@ -213,7 +223,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       x_of += kGroups * chunks * kTokenTiles * kWarp;
       x_sums_of += kGroups * kTokenTiles * 4;
     }
-    ++of_warp;
     POLYSPEC_UNROLL
     for (int f = 0; f < 2 * kTokenTiles; ++f) {
       for (int j = 0; j < 4; ++j)
@@ -236,10 +245,16 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int64_t output =
           int64_t{tile + rank} * kTileOutputs + f / kTokenTiles * 16 + l / 4 + j / 2 * 8;
       const int64_t token = f % kTokenTiles * kTokenTile + l % 4 * 2 + j % 2;
-      if (token < p.tokens && output < p.shape.outputs)
-        core::convert_output(sum, static_cast<T*>(p.y) + token * p.y_stride + output);
+      if (token >= p.tokens || output >= outputs) continue;
+      T* const y_at = static_cast<T*>(p.y) + token * p.y_stride + output;
+      // y holds the gates until their ups are there.
+      if (std::is_same_v<T, BFloat16> && ups)
+        sum = core::gated_value<T>(core::to_float(*y_at), core::rounded<T>(sum));
+      core::convert_output(sum, y_at);
     }
     if (Shared::kBuffers == 1) meet();  // the sums are read
+    if (ups || !p.gated) tile += step;
+    ups = p.gated && !ups;
   }
   if (ctas > 1) meet();  // no CTA leaves while another may read its sums
 #endif

@@ -27,7 +27,7 @@ Result rotary(const RotaryParams&, CUstream_st*) { return unsupported(); }
 Result rotary_append(const RotaryAppendParams&, CUstream_st*) { return unsupported(); }
 Result gated(const GatedParams&, CUstream_st*) { return unsupported(); }
 Result int4_pack(const Int4PackParams&, CUstream_st*) { return unsupported(); }
-Result int4_product(const Int4ProductParams&, CUstream_st*) { return unsupported(); }
+Result int4_product(const Int4Product&, CUstream_st*) { return unsupported(); }
 Result attention(const AttentionParams&, CUstream_st*) { return unsupported(); }
 Result schedule_due(const ScheduleDueParams&, CUstream_st*) { return unsupported(); }
 Result schedule_next(const ScheduleNextParams&, CUstream_st*) { return unsupported(); }

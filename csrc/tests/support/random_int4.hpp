@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/layer_math.hpp"
 #include "core/row.hpp"
 #include "polyspec/int4.hpp"
 #include "support/random_case.hpp"
@@ -14,7 +15,7 @@ class Int4Case {
  public:
   explicit Int4Case(uint64_t seed)
       : random_(seed + 0x1e4), dtype_(random_.chance(0.5) ? DType::kBFloat16 : DType::kFloat16) {
-    const int64_t outputs[] = {1, 7, 16, 31, 32, 33, 64, 65, 100};
+    const int64_t outputs[] = {1, 7, 16, 31, 33, 64, 65, 100, 128, 192, 192};
     const int64_t tokens[] = {1, 2, 5, 8, 9, 16, 17, 24, 32, 33, 40, 64, 65, 100};
     const int32_t groups[] = {32, 64, 128, 128, 256};
     shape_.group = random_.one_of(groups);
@@ -56,6 +57,7 @@ class Int4Case {
     packed_at_ = outputs_of(bytes);
     y_at_ = outputs_of(2 * ((tokens_ - 1) * y_stride_ + shape_.outputs));
     alone_at_ = outputs_of(2 * shape_.outputs);
+    gated_at_ = outputs_of(tokens_ * shape_.outputs);
   }
 
   const unsigned char* packed(const unsigned char* out) const { return out + packed_at_; }
@@ -70,7 +72,7 @@ class Int4Case {
     pack.packed = out + packed_at_;
     return polyspec::int4_pack(pack, stream);
   }
-  // All tokens, and one alone.
+  // All tokens, one alone, and the gated product of all.
   polyspec::Result multiply(const unsigned char* in, unsigned char* out,
                             polyspec::Stream stream) const {
     polyspec::Int4ProductParams p;
@@ -80,6 +82,12 @@ class Int4Case {
     p.x = in + x_at_;
     p.x_stride = x_stride_;
     p.packed = out + packed_at_;
+    if (gated()) {
+      p.y = out + gated_at_;
+      p.y_stride = shape_.outputs / 2;
+      const polyspec::Result result = polyspec::int4_gated_product(p, stream);
+      if (!result.ok()) return result;
+    }
     p.y = out + y_at_;
     p.y_stride = y_stride_;
     const polyspec::Result result = polyspec::int4_product(p, stream);
@@ -107,6 +115,12 @@ class Int4Case {
         if (bits && y != bits_of(sum_of(m, n))) return named("of other bits", m, n);
       }
     }
+    for (int64_t i = 0; gated() && i < tokens_ * shape_.outputs / 2; ++i) {
+      const int64_t m = i / (shape_.outputs / 2), n = i % (shape_.outputs / 2);
+      const float up = value_of(half(y_at_, m * y_stride_ + n + shape_.outputs / 2));
+      if (half(gated_at_, i) != gated_of(value_of(half(y_at_, m * y_stride_ + n)), up))
+        return named("gated otherwise", m, n);
+    }
     for (int64_t m = 0; m + 1 < tokens_; ++m) {  // the gaps between rows
       for (int64_t n = shape_.outputs; n < y_stride_; ++n) {
         if (half(y_at_, m * y_stride_ + n) != 0x0101u * Block::kPoison)
@@ -122,6 +136,7 @@ class Int4Case {
   size_t outputs_of(int64_t bytes) {
     return outputs.reserve<unsigned char>(static_cast<size_t>(bytes));
   }
+  bool gated() const { return dtype_ == DType::kBFloat16 && shape_.outputs % 64 == 0; }
   int64_t groups_of() const { return shape_.inputs / shape_.group; }
   std::string named(const char* what, int64_t m, int64_t n) const {
     return "[" + std::to_string(shape_.outputs) + ", " + std::to_string(shape_.inputs) +
@@ -134,6 +149,9 @@ class Int4Case {
   }
   uint16_t bits_of(float value) const {
     return dtype_ == DType::kBFloat16 ? bfloat16_bits(value) : float16_bits(value);
+  }
+  uint16_t gated_of(float gate, float up) const {
+    return bits_of(polyspec::core::gated_value<polyspec::core::BFloat16>(gate, up));
   }
   float rounded(const std::vector<float>& values, int64_t n, int64_t group) const {
     const float value = values[static_cast<size_t>(n * groups_of() + group)];
@@ -195,7 +213,7 @@ class Int4Case {
   std::vector<uint8_t> values_;
   std::vector<float> scales_, zeros_;
   std::vector<uint16_t> x_;
-  size_t values_at_, scales_at_, zeros_at_, x_at_, packed_at_, y_at_, alone_at_;
+  size_t values_at_, scales_at_, zeros_at_, x_at_, packed_at_, y_at_, alone_at_, gated_at_;
 };
 
 }  // namespace cases
