@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,14 +16,32 @@ from polyspec_ext.drafters.eagle import load_head
 from training.unrolled import States, Teacher, Unrolled
 
 LAYERS = 8  # of the target
+# Packed heads: the attention operator reads heads of 32.
+WIDE: dict[str, Any] = {"hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 32, "inner": 48}
+PACKED = [
+    Variant("eagle1 of heads of 32", **WIDE),
+    Variant("eagle3.1 of two layers", version=3, own_head=True, draft_vocab=24, layers=2,
+            aux=(0, 1, 3), fc_norm=True, norm_output=True, **WIDE),
+    *(v for v in variants() if v.name in (
+        "eagle1", "eagle1 qwen2", "eagle1 of two layers", "eagle1 own head", "eagle3.1",
+        "eagle3 of three layers", "eagle3 target's head", "speculators norms",
+    )),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("v", variants(), ids=lambda v: v.name)
-def test_variants_against_the_reference(v: Variant, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("v", "pack"),
+    [
+        *(pytest.param(v, False, id=v.name) for v in variants()),
+        *(pytest.param(v, True, id=f"{v.name}, packed") for v in PACKED),
+    ],
+)
+def test_variants_against_the_reference(v: Variant, pack: bool, tmp_path: Path) -> None:
     """After a prompt, accepted tokens and replaced states; two rows of unequal lengths."""
     weights = weights_of(v, LAYERS)
     target = target_of(v)
-    head = ps.Eagle.from_pretrained(save(v, weights, tmp_path / "head"), target)
+    owner = ps.Level(target, pack=True) if pack else target
+    head = ps.Eagle.from_pretrained(save(v, weights, tmp_path / "head"), owner)
     assert head.capabilities.hidden_layers == v.aux_layers(LAYERS)
     reference = Reference(v, weights, target)
     for texts, features, hidden in rounds_of(head, v.vocab, v.feature_width):
