@@ -689,8 +689,8 @@ FAULTS = (
     Fault(
         "ops: seeds from 2**63 on are refused or another seed",
         "polyspec_ext/ops/verification.py",
-        "seed -= 2**64  #",
-        "seed = INT64_MAX  #",
+        "numbers[_SEED] -= 2**64  #",
+        "numbers[_SEED] = INT64_MAX  #",
         ("python_tests/ops/test_torch_integration.py::test_seed_is_64_bits[cpu]",),
     ),
     Fault(
