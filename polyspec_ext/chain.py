@@ -31,15 +31,7 @@ from .levels import BatchedLevel, EncodedInput, Level, Options, batched
 from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
 from .levels.products import with_adapters, without_wrapper
-from .outputs import (
-    Answer,
-    Output,
-    StoppedRow,
-    Stream,
-    TargetTokenizer,
-    alternatives,
-    complete,
-)
+from .outputs import Output, StoppedRow, Stream, TargetTokenizer, alternatives, complete
 from .policies.base import WindowPolicy
 from .runtime.batch import Batch, CacheOwner
 from .runtime.engine import Engine, Observer
@@ -53,7 +45,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .inputs import Rules
-    from .rooms import Graphs
+    from .rooms import Answer, Graphs
 
 _KEPT = 16384  # tokens in the prefix cache of `cache_prompt`
 _STATES = 8  # texts in that cache of a level whose state cannot be truncated
@@ -480,7 +472,7 @@ class Chain:
         )
         [reader] = self._readers(stop, 1)
         stream = Stream(self.begin(requests, cache_prompt=cache_prompt), reader)
-        return Answer(tokenizer, fitted, stream, arguments.strings("stop", stop))
+        return rooms.Answer(tokenizer, fitted, stream, arguments.strings("stop", stop))
 
     def batch(
         self,

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import rooms
 from .runtime.batch import Batch
 from .runtime.rows import Row
 from .sampling import Alternatives, likeliest
 from .stats import Stats, SummaryRow, html
 
 if TYPE_CHECKING:
-    from .rooms import FittedPrompt, StopStrings
+    from .rooms import StopStrings
 
 
 class TargetTokenizer:
@@ -224,75 +223,3 @@ class Stream:
             self._row.read()
         self._next += 1
         return self._row.token(self._next - 1)
-
-
-class Answer:
-    """Iterator over an answer's text, in pieces as the target commits them (`Chain.chat`).
-
-    Attributes:
-        prompt: prompt of the conversation.
-        left_out: number of the oldest messages that were left out.
-        limit: maximum tokens of the answer.
-        context: maximum tokens of prompt and answer; None: no limit.
-        stream: stream of the answer's tokens.
-    """
-
-    def __init__(
-        self, tokenizer: Any, fitted: FittedPrompt, stream: Stream, stops: Sequence[str] = ()
-    ) -> None:
-        self.prompt, self.left_out, self.limit, self.context = fitted
-        self.stream = stream
-        self._reader = rooms.StopStrings(tokenizer, stops)
-        self._pieces = self._read()
-
-    @property
-    def text(self) -> str:
-        """Text so far, up to a stop string."""
-        return self._reader.text
-
-    @property
-    def tokens(self) -> list[int]:
-        """Tokens so far, with the tokens that end the answer."""
-        return self._reader.tokens
-
-    @property
-    def stopped(self) -> str | None:
-        """The stop string that has ended the answer, or None."""
-        return self._reader.stopped
-
-    @property
-    def ends(self) -> Collection[int]:
-        """Ids that end the answer."""
-        return self.stream.batch.rows[0].request.eos
-
-    @property
-    def message(self) -> dict[str, str]:
-        """The answer so far as a message, to continue the conversation."""
-        return {"role": "assistant", "content": self.text}
-
-    @property
-    def stats(self) -> Stats:
-        """Statistics, updated with each piece."""
-        return self.stream.stats
-
-    @property
-    def seeds(self) -> list[int]:
-        """As `Output.seeds`, a single seed."""
-        return self.stream.seeds
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        return next(self._pieces)
-
-    def rest(self) -> str:
-        """Return the text that an interrupted iteration has not yielded."""
-        return self._reader.rest()
-
-    def _read(self) -> Iterator[str]:
-        for token in self.stream:
-            if piece := self._reader.add(token):
-                yield piece
-        if piece := self.rest():
-            yield piece

@@ -11,6 +11,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .chat import Answer as Answer
     from .chat import FittedPrompt as FittedPrompt
     from .chat import StopStrings as StopStrings
     from .chat import ends_of_turn as ends_of_turn
@@ -24,13 +25,9 @@ if TYPE_CHECKING:
     from .drafters.features import HiddenWindow as HiddenWindow
     from .drafters.mtp import MTP as MTP
     from .drafters.translated import TranslatedLevel as TranslatedLevel
-    from .drafters.trees import PendingTree as PendingTree
-    from .drafters.trees import TreePass as TreePass
     from .drafters.trees import draw_paths as draw_paths
     from .drafters.trees import nodes_below as nodes_below
     from .drafters.trees import require_nodes as require_nodes
-    from .drafters.trees import require_tree as require_tree
-    from .grammar import masked as masked
     from .kv_cache.streaming import streaming_layers as streaming_layers
     from .levels.encoder_decoder import EncoderDecoderLevel as EncoderDecoderLevel
     from .levels.gguf import GgufFile as GgufFile
@@ -44,16 +41,19 @@ if TYPE_CHECKING:
     from .levels.stateful import StatefulLevel as StatefulLevel
     from .planning.planner import load_or_plan as load_or_plan
     from .planning.store import ChainFile as ChainFile
+    from .policies.adaptive import RoundRecorder as RoundRecorder
     from .policies.adaptive import named as named
     from .quantization import early_exit as early_exit
     from .quantization import stored_w4 as stored_w4
     from .quantization import trim as trim
     from .rules import LogitsRules as LogitsRules
     from .rules import with_penalty as with_penalty
-    from .runtime.forced import allowed as allowed
     from .runtime.forced import draft_behind as draft_behind
+    from .runtime.forced import forced as forced
+    from .runtime.forced import process as process
     from .runtime.graphs import CudaRecorder as CudaRecorder
     from .runtime.graphs import Graphs as Graphs
+    from .runtime.graphs import MemoryKey as MemoryKey
     from .runtime.graphs import Passes as Passes
     from .runtime.graphs import PlannedStep as PlannedStep
     from .runtime.graphs import Queue as Queue
@@ -62,10 +62,14 @@ if TYPE_CHECKING:
     from .runtime.prefixes import Prefixes as Prefixes
     from .runtime.prefixes import Reading as Reading
     from .runtime.prefixes import Readings as Readings
+    from .runtime.trees import PendingTree as PendingTree
+    from .runtime.trees import TreePass as TreePass
+    from .runtime.trees import append_tree as append_tree
+    from .runtime.trees import keep_path as keep_path
 
 NAMES = {
     "chat": (
-        "FittedPrompt", "StopStrings", "ends_of_turn", "fitted_prompt", "has_template",
+        "Answer", "FittedPrompt", "StopStrings", "ends_of_turn", "fitted_prompt", "has_template",
         "prompt_of_text",
     ),
     "drafters.checkpoint": ("serves_heads",),
@@ -74,10 +78,7 @@ NAMES = {
     "drafters.features": ("HiddenRing", "HiddenWindow"),
     "drafters.mtp": ("MTP",),
     "drafters.translated": ("TranslatedLevel",),
-    "drafters.trees": (
-        "PendingTree", "TreePass", "draw_paths", "nodes_below", "require_nodes", "require_tree",
-    ),
-    "grammar": ("masked",),
+    "drafters.trees": ("draw_paths", "nodes_below", "require_nodes"),
     "kv_cache.streaming": ("streaming_layers",),
     "levels.encoder_decoder": ("EncoderDecoderLevel",),
     "levels.gguf": (
@@ -87,14 +88,15 @@ NAMES = {
     "levels.stateful": ("StatefulLevel",),
     "planning.planner": ("load_or_plan",),
     "planning.store": ("ChainFile",),
-    "policies.adaptive": ("named",),
+    "policies.adaptive": ("RoundRecorder", "named"),
     "quantization": ("early_exit", "stored_w4", "trim"),
     "rules": ("LogitsRules", "with_penalty"),
-    "runtime.forced": ("allowed", "draft_behind"),
+    "runtime.forced": ("draft_behind", "forced", "process"),
     "runtime.prefixes": ("Copies", "Prefixes", "Reading", "Readings"),
     "runtime.graphs": (
-        "CudaRecorder", "Graphs", "Passes", "PlannedStep", "Queue", "needs_host",
+        "CudaRecorder", "Graphs", "MemoryKey", "Passes", "PlannedStep", "Queue", "needs_host",
     ),
+    "runtime.trees": ("PendingTree", "TreePass", "append_tree", "keep_path"),
 }  # fmt: skip
 
 

@@ -1,13 +1,10 @@
-"""Tensors of host values: counts, lengths and parameters of the rows of a batch; maps of ids; graph
-keys of memory."""
+"""Tensors of host values: counts, lengths and parameters of the rows of a batch; maps of ids."""
 
 from __future__ import annotations
 
-import copy
 import operator
-import weakref
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, repeat
 from typing import Any, cast
@@ -259,46 +256,3 @@ def gather(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     ``[B, keep]`` int64 in [0, T), on any device."""
     index = rows.to(states.device, non_blocking=True)[..., None]
     return states.gather(1, index.expand(-1, -1, states.shape[2]))
-
-
-class MemoryKey:
-    """A graph key for the memory that a step uses beside its inputs.
-
-    Args:
-        owner: owner of the memory, kept as a weak reference. Equal addresses of different owners
-            are different keys.
-        tensors: all tensors of it, kept as address, shape, strides and data type of each.
-        form: other inputs of the step's operators, such as sizes that the host knows.
-        span: slots that attention reads. Steps that differ only in `span` share their set-up.
-    """
-
-    __slots__ = ("_hash", "form", "owner", "span", "tensors")
-
-    def __init__(
-        self,
-        owner: object,
-        tensors: Iterable[torch.Tensor],
-        form: Hashable = None,
-        span: int | None = None,
-    ) -> None:
-        self.owner = weakref.ref(owner)
-        self.tensors = tuple((x.data_ptr(), x.shape, x.stride(), x.dtype) for x in tensors)
-        self.form, self.span = form, span
-        self._hash = hash((self.tensors, form, span))
-
-    def of_any_span(self) -> MemoryKey:
-        """Return the key of the same memory without the span."""
-        other = copy.copy(self)
-        other.span, other._hash = None, hash((self.tensors, self.form, None))
-        return other
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (
-            isinstance(other, MemoryKey)
-            and self._hash == other._hash
-            and self.owner() is other.owner()
-            and (self.form, self.span, self.tensors) == (other.form, other.span, other.tensors)
-        )

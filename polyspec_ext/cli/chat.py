@@ -14,9 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 from .. import columns, progress
-from ..chat import chat_prompt, has_template
+from ..chat import Answer, chat_prompt, has_template
 from ..files import replace_text
-from ..outputs import Answer
 from ..stats import Stats
 from . import options
 from .generate import (

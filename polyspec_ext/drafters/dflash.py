@@ -25,11 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, Qwen3Config
 
-from .. import arguments
+from .. import arguments, rooms
 from ..kv_cache.layers import additive, attend, query_positions, visible_slots
 from ..levels.base import InputBlock, LevelOutput
 from ..levels.models import ModelLevel
-from ..tensors import MemoryKey, RowCounts
+from ..tensors import RowCounts
 from .base import LONGEST, DraftBlock, DraftInput
 from .checkpoint import REQUIRED, SIZES, Reader, architectures, load_network
 from .heads import (
@@ -139,7 +139,7 @@ class DFlashPasses(HeadPasses):
     def begin(self, batch: int, capacity: int) -> None:
         super().begin(batch, capacity + self.config.block_size)
 
-    def reserve_span(self, tokens: int, followed: bool = False) -> MemoryKey | None:
+    def reserve_span(self, tokens: int, followed: bool = False) -> rooms.MemoryKey | None:
         # The mask tokens of a block follow the longest text.
         return super().reserve_span(tokens + self.config.block_size, followed)
 

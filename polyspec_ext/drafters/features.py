@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import arguments
+from .. import arguments, rooms
 from ..kv_cache import RollbackCache
 from ..kv_cache.layers import DEVICE_BUCKET, additive, tree_slots, visible_slots
 from ..levels.base import Hidden
 from ..levels.fused import pack_layers
 from ..levels.models import ModelLevel
 from ..ops.schedule import Plan
-from ..tensors import MemoryKey, RowCounts
+from ..tensors import RowCounts
 from . import checkpoint
 from .base import DraftBlock, DrafterCapabilities, DraftInput, HiddenStates, TreeSize
 from .checkpoint import Target, count_of
@@ -173,7 +173,7 @@ class FeatureCache:
 
     def reserve_span(
         self, tokens: int, more: Hashable = None, followed: bool = False
-    ) -> MemoryKey | None:
+    ) -> rooms.MemoryKey | None:
         """Begin a round without host synchronisation (`DeviceLengths`) in which no row gets longer
         than `tokens`, drafted pairs included. `more`: further dependencies of the passes beside
         the cache. `followed`: a single call, after which the caller notes the cache's lengths."""
@@ -503,7 +503,7 @@ class LastStateDrafter:
         return lengths
 
     def reserve_span(self, tokens: int) -> Hashable:
-        return MemoryKey(self._runs, self._runs.tensors())
+        return rooms.MemoryKey(self._runs, self._runs.tensors())
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:

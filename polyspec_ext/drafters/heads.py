@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
-from .. import arguments
+from .. import arguments, rooms
 from ..kv_cache import RollbackCache
 from ..kv_cache.rollback import Slots
 from ..levels.base import InputBlock, Ints, LevelOutput, PromptBatch
@@ -30,7 +30,7 @@ from ..levels.fused import pack_layers, use_fused
 from ..levels.models import ModelLevel, changes_of
 from ..ops import verification
 from ..ops.decoder import FEW_TOKENS, LayerOperators
-from ..tensors import IdMap, MemoryKey, RowCounts
+from ..tensors import IdMap, RowCounts
 from .base import LONGEST, DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from .checkpoint import Target
 from .features import FeatureCache, Pairs
@@ -321,7 +321,7 @@ class HeadPasses:
         self.features = FeatureCache(
             config.layer, config.feature_size, config.hidden_size, self.dtype, self.device
         )
-        self._weights: MemoryKey | None = None  # None: not collected since `begin`
+        self._weights: rooms.MemoryKey | None = None  # None: not collected since `begin`
         self.passes: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -353,13 +353,13 @@ class HeadPasses:
         if self._runs.key_shape is not None:
             self.features.allocate(*self._runs.key_shape)
 
-    def reserve_span(self, tokens: int, followed: bool = False) -> MemoryKey | None:
+    def reserve_span(self, tokens: int, followed: bool = False) -> rooms.MemoryKey | None:
         """Reserve a span (`FeatureCache.reserve_span`) with all tensors that passes use beside
         their inputs."""
         if self._weights is None:
             parts = (self._runs, self._embed, self._head)
             weights = [x for module in parts for x in (*module.parameters(), *module.buffers())]
-            self._weights = MemoryKey(self.network, weights + self.id_map.tensors)
+            self._weights = rooms.MemoryKey(self.network, weights + self.id_map.tensors)
         return self.features.reserve_span(tokens, self._weights, followed)
 
     def captured(
@@ -382,7 +382,7 @@ class HeadPasses:
         assert self.passes is not None
         assert before is not None, "the host follows these passes"
 
-        def reserve(tokens: int) -> MemoryKey | None:
+        def reserve(tokens: int) -> rooms.MemoryKey | None:
             return self.reserve_span(tokens + beside, followed=True)
 
         output: Tensor

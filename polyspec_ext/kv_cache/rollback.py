@@ -25,7 +25,7 @@ from transformers import Cache
 
 from .. import arguments, rooms
 from ..ops import decoder
-from ..tensors import MemoryKey, RowCounts
+from ..tensors import RowCounts
 from .layers import RollbackLayer, additive, ancestors, query_positions
 from .lengths import RowLengths
 
@@ -623,7 +623,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
 
     def reserve_span(
         self, tokens: int, more: Hashable = None, tensors: Iterable[Tensor] = ()
-    ) -> MemoryKey | None:
+    ) -> rooms.MemoryKey | None:
         """Begin a round in which no row exceeds `tokens` tokens; `note_lengths` ends the round.
 
         Args:
@@ -638,7 +638,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         if tokens > min(rows.capacity, *(x.shape[2] for x in states)):
             return None
         used = [rows.lengths, rows.base, rows.status, *states, *tensors]
-        return MemoryKey(self, used, (rows.capacity, more), rows.span_of(tokens))
+        return rooms.MemoryKey(self, used, (rows.capacity, more), rows.span_of(tokens))
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
         """Set the lengths on the host after a round on the device."""

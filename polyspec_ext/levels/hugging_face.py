@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import arguments, progress, rooms
 from .. import kv_cache as caches
 from ..kv_cache import SequenceState
-from ..tensors import MemoryKey, RowCounts, gather
+from ..tensors import RowCounts, gather
 from .base import (
     Hidden,
     InputBlock,
@@ -146,7 +146,7 @@ class HuggingFaceLevel(ModelLevel):
         self._chunk = min(chunk, self.cache.longest_pass)
         self._member: rooms.Member | None = None
         # Memory of the model's weights; None: to be determined again for a new batch.
-        self._weights: MemoryKey | None = None
+        self._weights: rooms.MemoryKey | None = None
         # Reason why batches are refused, or None.
         self.one_at_a_time = self._without(masked)
         self.no_trees: str | None = None
@@ -588,13 +588,15 @@ class HuggingFaceLevel(ModelLevel):
 
     # ---- rounds without host synchronisation (`DeviceLengths`) -----------------------
 
-    def reserve_span(self, tokens: int) -> MemoryKey | None:
+    def reserve_span(self, tokens: int) -> rooms.MemoryKey | None:
         if self._weights is None:
-            self._weights = MemoryKey(
+            self._weights = rooms.MemoryKey(
                 self._runs, itertools.chain(self._runs.parameters(), self._runs.buffers())
             )
         lengths, ready = ([], ()) if self._member is None else self._member.reserve_span()
-        span: MemoryKey | None = self.cache.reserve_span(tokens, (ready, self._weights), lengths)
+        span: rooms.MemoryKey | None = self.cache.reserve_span(
+            tokens, (ready, self._weights), lengths
+        )
         return span
 
     def note_lengths(self, lengths: Sequence[int]) -> None:

@@ -1,4 +1,5 @@
-"""The policies of ``polyspec/policy.hpp``, by name, and a choice among several drafters.
+"""The policies of ``polyspec/policy.hpp``, by name, and a choice among several drafters;
+and the recorder of the steps that they read.
 
 All but `Fixed` fall back to plain decoding while speculation loses time (`Adaptive`). Windows
 chosen by measured times differ between runs, and so does the text that a seed gives; its
@@ -16,7 +17,8 @@ from typing import Any, ClassVar
 from .. import arguments
 from .._C import PolicyKind, PolicyOptions
 from .._C import WindowPolicy as _Native
-from .base import NAMES, RoundReport, WindowPolicy
+from ..stats import Stats, StatsRecorder
+from .base import NAMES, RoundReport, StepReport, WindowPolicy
 
 _FORGETTING = 0.98  # weight of a round relative to the next
 # Weight of the bound's bonus, as a share of the throughput: the tokens of a round deviate from
@@ -270,3 +272,81 @@ class DrafterChoice:
             return speeds[at] + bonus / math.sqrt(rounds) if rounds >= 1e-3 else math.inf
 
         return max(range(len(speeds)), key=bound)
+
+
+class RoundRecorder(StatsRecorder):
+    """Statistics of a batch, and the steps of the current round.
+
+    Args:
+        total: statistics of the batch.
+        timed: report the seconds of steps; else 0, as not measured.
+    """
+
+    def __init__(self, total: Stats, timed: bool = True) -> None:
+        super().__init__(total)
+        self._timed = timed
+        self._levels = len(total.levels)
+        self._steps: dict[int, list[StepReport]] = {}
+        # By level below the target: seconds of reading prompts and missed tokens since the last
+        # round, which all rows wait for.
+        self._reading: dict[int, float] = {}
+
+    def take(self, row: Stats) -> Sequence[StepReport]:
+        """Return and clear the steps of a row, identified by its statistics."""
+        return self._steps.pop(id(row), [])
+
+    def prefilled(self, index: int, seconds: float, row: Stats | None = None) -> None:
+        super().prefilled(index, seconds, row)
+        self._add_reading(index, seconds)
+
+    def spent(self, index: int, seconds: float, passes: int) -> None:
+        super().spent(index, seconds, passes)
+        self._add_reading(index, seconds)
+
+    def _add_reading(self, index: int, seconds: float) -> None:
+        if index > 0 and self._timed:
+            self._reading[index + 1] = self._reading.get(index + 1, 0.0) + seconds
+
+    def drafted(
+        self,
+        entries: Sequence[Sequence[int]],
+        seconds: float,
+        passes: int,
+        nodes: Sequence[int] | None = None,
+    ) -> None:
+        super().drafted(entries, seconds, passes, nodes)
+        drawn = [entry[3] for entry in entries] if nodes is None else nodes
+        self._note(self._levels, entries, [(n, 0, n) for n in drawn], seconds)
+
+    def verified(self, index: int, entries: Sequence[Sequence[int]], seconds: float) -> None:
+        super().verified(index, entries, seconds)
+        rows = []
+        for tokens, _, accepted, _, _, _, of_tail in entries:
+            # Policies estimate the acceptance of the level below, which did not see a tail.
+            drafted = tokens - of_tail
+            rows.append((drafted, min(accepted, drafted), tokens))
+        self._note(index + 1, entries, rows, seconds)
+
+    def _note(
+        self,
+        level: int,
+        entries: Sequence[Sequence[int]],
+        rows: Sequence[tuple[int, int, int]],
+        seconds: float,
+    ) -> None:
+        """Record a step of the active rows: tokens and accepted tokens without a tail, and tokens
+        with it."""
+        seconds = seconds if self._timed else 0.0
+        took = [at for at, entry in enumerate(entries) if entry[0] >= 0]
+        width = max((rows[at][2] for at in took), default=0)
+        for number, at in enumerate(took):
+            tokens, accepted, _ = rows[at]
+            step = StepReport(level, tokens, accepted, width, len(took), seconds, number > 0)
+            self._steps.setdefault(id(self._rows[at]), []).append(step)
+        if level == 1:  # the round ends
+            reading = [
+                StepReport(n, 0, 0, 0, 1, s, True) for n, s in self._reading.items() if s > 0
+            ]
+            for at in took:
+                self._steps[id(self._rows[at])][:0] = reading
+            self._reading.clear()

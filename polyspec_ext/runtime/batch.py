@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from .. import arguments, rooms
-from ..policies.base import RoundRecorder, RoundReport, StepReport, WindowPolicy
+from ..policies.base import RoundReport, StepReport, WindowPolicy
 from ..sampling import LogitsProcessors, RequestProcessors
 from ..stats import LevelStats, Stats, StatsRecorder
 from .engine import Committed, Engine, Observer
@@ -193,11 +193,11 @@ class Batch:
                 for level in self.stats.levels:
                     level.emitted_per_verification = None
             self._count(rows)
-        self._reports: RoundRecorder | None = None
+        self._reports: rooms.RoundRecorder | None = None
         if self._policy is not None or reports:
             # Processes that share a level must choose the same windows.
             timed = not any(member.capabilities.sharded for member in engine.parts)
-            self._reports = RoundRecorder(self.stats, timed)
+            self._reports = rooms.RoundRecorder(self.stats, timed)
         self._recorder = self._reports or StatsRecorder(self.stats)
         self._processors = RequestProcessors(processors)
         for row in rows:

@@ -8,7 +8,6 @@ result of each step before the next; or the steps are queued, and the host reads
 
 from __future__ import annotations
 
-import itertools
 import operator
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -130,8 +129,7 @@ class Engine:
         # Levels with hidden states for the drafter.
         self._gives_hidden = check_parts(config, levels, drafter)
         can = DrafterCapabilities() if drafter is None else drafter.capabilities
-        self._layers, self._trees = can.hidden_layers, can.trees
-        self._keeps_paths, self._checked = can.keeps_paths, can.checked
+        self._can, self._layers = can, can.hidden_layers
         # Index in the drafter's rows of each id of the level above.
         self._target_to_draft: torch.Tensor | None = None
         if drafter is not None:
@@ -450,25 +448,25 @@ class Engine:
         self._at_work = self._count, step
         forced: Sequence[list[int]] = ()
         if self._applied is not None and step.host is not None:
-            forced = self._forced(step.host.lengths, self.config.vocab_sizes[-2])
+            size = self.config.vocab_sizes[-2]
+            forced = rooms.forced(rows, self._applied, step.host.lengths, size)
         states = None if rows.hidden is None else rows.hidden.states()
         inputs = self._draft_input(step, drafter, states, any(forced))
         if any(forced):
             id_map = self.config.id_maps[-1]
-            block, drafts = rooms.draft_behind(drafter, inputs, forced, id_map, self._trees)
+            block, drafts = rooms.draft_behind(drafter, inputs, forced, id_map, self._can.trees)
         else:
             block, drafts = drafter.draft(inputs), True
-        if self._trees or block.parents is not None:
-            self._append_tree(step, block)
+        if self._can.trees or block.parents is not None:
+            block = rooms.append_tree(self.config, self._can, rows.pending, step, block)
         self._at_work = None
         if rows.hidden is not None and states is not None and drafts:
             rows.hidden.forget(plan.part, list(map(_ENDED, self.slots)), states.counts)
         tree = rows.pending.tree
-        if tree is None:
-            padding = rows.pending.padding(1) if step.tail and inputs.wants_rows else None
-            report = rows.state.report(step, block.tokens, block.counts, block.status, padding)
-        else:
-            report = rows.state.report(step, tree.longest, tree.depths, None, ends=False)
+        padding = rows.pending.padding(1) if step.tail and inputs.wants_rows else None
+        report = rows.state.report(
+            step, block.tokens, block.counts, block.status, padding, ends=tree is None
+        )
         if report.status & ERROR_BITS:
             self._require_distributions(self._count, report.entries)
         if inputs.wants_rows:
@@ -513,34 +511,12 @@ class Engine:
             passes=passes,
         )
 
-    def _append_tree(self, step: Step, block: DraftBlock) -> None:
-        if self._trees != (block.parents is not None):
-            form, actual = ("a tree", "a chain of tokens")[:: 1 if self._trees else -1]
-            raise ValueError(
-                f"{self.config.names[-1]}: expected {form} from a drafter whose capabilities "
-                f"have {'' if self._trees else 'no '}`trees`, given {actual}"
-            )
-        names, sizes = self.config.names, self.config.vocab_sizes
-        self._rows.pending.append_tree(names[-1], block, step, sizes[-2], self._checked)
-
     def _append_rows(self, step: Step, block: DraftBlock, report: Report) -> None:
         pending, id_map = self._rows.pending, self.config.id_maps[-1]
         pending.tables[self._count - 1] = block.rows
         if step.tail:
             assert report.slots is not None
             pending.append_tail(block.tokens, block.rows, report.slots, step.plan.of_tail, id_map)
-
-    def _forced(self, lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
-        """Return the tokens forced by a grammar in each row, at most the row's draft length."""
-        applied, rows = self._applied, self._rows
-        runs: list[list[int]] = []
-        assert applied is not None
-        for slot, length in enumerate(lengths):
-            number = rows.requests[slot]
-            forces = length and applied.forces(number)
-            known = applied.forced(rows.state.text(slot).tolist(), length, number) if forces else ()
-            runs.append(list(itertools.takewhile(vocab_size.__gt__, known)))
-        return runs
 
     def _sent(self, step: Step, device: torch.device) -> Step:
         assert self._passes is not None
@@ -565,7 +541,8 @@ class Engine:
         read = self._read(step, tree)
         allowed = None
         if self._applied is not None:
-            logits, allowed = self._process(self._applied, step, tree, read.logits)
+            watched = number > 1 or self._observe is not None
+            logits, allowed = rooms.process(rows, self._applied, step, tree, read.logits, watched)
             read = read._replace(logits=logits)
         device, sent = read.logits.device, read.sent
         local = sent.plan if sent.table.device == device else sent.on(device)
@@ -607,7 +584,9 @@ class Engine:
             passes, sent = self._passes, self._sent(step, level.device)
         ids = sent.input_ids
         if tree is not None:
-            nodes, block = self._tree_block(tree, step, sent.lag, layers)
+            nodes = tree.read_after(step.input_ids, step.plan.counts, step.plan.lengths, sent.lag)
+            ids, on_host = self._ids(nodes.tokens, number), self._rows.on_host
+            block = nodes.block(ids, level.device, layers, step.most, on_host)
         else:
             counts = first = None
             if step.host is None or passes is not None or not step.host.last:
@@ -620,54 +599,14 @@ class Engine:
         if passes is not None:
             sent = sent._replace(most=step.most, host=None, pending=None)
             logits = logits[:, : step.most + 1] if tree is None else logits
-        if nodes is not None and nodes.places is not None:
-            logits = nodes.by_node(logits, nodes.places)
+        if nodes is not None:
+            logits = nodes.by_node(logits)
         size, id_map = self.config.vocab_sizes[number - 1], self.config.id_maps[number - 1]
         if id_map.drawn is not None:
             logits = id_map.spread(logits[..., : id_map.entries_below(size)], size)
         elif logits.shape[2] > size:  # drop ids that the level may not draw
             logits = logits[..., :size]
         return Verified(sent, passes, nodes, logits, output.hidden, output.skipped)
-
-    def _tree_block(
-        self, tree: rooms.PendingTree, step: Step, lag: int, layers: tuple[int, ...]
-    ) -> tuple[rooms.TreePass, InputBlock]:
-        """Return the nodes of a tree after at most `lag` unread tokens, and the block of a level
-        that reads them."""
-        rows, number = self._rows, step.level
-        nodes = tree.read_after(step.input_ids, step.plan.counts, step.plan.lengths, lag)
-        return nodes, InputBlock(
-            self._ids(nodes.tokens, number),
-            nodes.tokens.shape[1] - lag + 1,
-            RowCounts.read(nodes.counts, rows.on_host),
-            RowCounts.read(nodes.first, rows.on_host),
-            nodes.parents.to(self._levels[number - 1].device),
-            layers,
-            lag + step.most,
-        )
-
-    def _process(
-        self,
-        processors: RequestProcessors,
-        step: Step,
-        tree: rooms.PendingTree | None,
-        logits: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the logits of a verification after the processors, and an allow-mask that remains
-        to be applied."""
-        rows, number, unchanged = self._rows, step.level, logits
-        if not processors.only_masks:
-            logits = rows.process(processors, logits, step, tree)
-        else:
-            words = rooms.allowed(rows, processors, logits.shape, step, tree)
-            if number > 1 or self._observe is not None:  # others read these rows
-                logits = rooms.masked(logits, words)
-            else:
-                return logits, torch.from_numpy(words).to(logits.device)
-        if number > 1 and logits is not unchanged:
-            # If every id is forbidden, keep the logits: the target alone decides about dead ends.
-            logits = unchanged.where(logits.isneginf().all(-1, keepdim=True), logits)
-        return logits, None
 
     def _entries_of_ids(self, number: int, q: RowBuffer) -> torch.Tensor | None:
         drawn = self.config.id_maps[-1].drawn
@@ -685,14 +624,13 @@ class Engine:
     ) -> tuple[Any, Verified, dict[int, torch.Tensor]]:
         """Verify the trees of a step. Returns the result, the pass in text order, and by level the
         accepted path in its cache."""
-        nodes, logits = read.nodes, read.logits
-        assert nodes is not None
-        proposed, options = tree.proposal(q, step.most, logits.device)
-        result = self.config.operators.verify_tree(logits, *proposed, **options, **shared)
-        path = result.path if nodes.places is None else nodes.placed(result.path)
-        logits, hidden = nodes.along(logits, read.hidden, result, path)
+        assert read.nodes is not None
+        proposed = tree.proposal(q, step.most, read.logits.device)
+        result, logits, hidden, path = read.nodes.verified(
+            self.config.operators.verify_tree, proposed, read.logits, read.hidden, shared
+        )
         paths = {step.level: path}
-        if self._keeps_paths:
+        if self._can.keeps_paths:
             paths[self._count] = result.path
         return result, read._replace(logits=logits, hidden=hidden), paths
 
@@ -730,20 +668,12 @@ class Engine:
                 if paths is None or level not in paths:
                     left = self.parts[level - 1].rollback(lengths)
                 else:
-                    left = self._keep_path(level, step.plan.positions, paths[level], lengths)
+                    left = rooms.keep_path(
+                        self.parts[level - 1], step.plan.positions, paths[level], lengths
+                    )
                 self._at_work = None
                 if left is not lengths and lengths.host is not None:
                     self._note_cached(level, left, lengths.host)
-
-    def _keep_path(
-        self, level: int, positions: torch.Tensor, path: torch.Tensor, lengths: RowCounts
-    ) -> Sequence[int]:
-        member: Any = self.parts[level - 1]
-        # Idle rows keep all tokens.
-        front = torch.minimum(positions, lengths.on(positions.device))
-        begin = RowCounts.read(front, lengths.host is not None)
-        cached: Sequence[int] = member.keep_path(begin, path.to(member.device), lengths)
-        return cached
 
     def _note_cached(self, level: int, left: Sequence[int], asked: Sequence[int]) -> None:
         least = [min(int(n), most) for n, most in zip(left, asked, strict=True)]

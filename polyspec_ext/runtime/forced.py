@@ -1,36 +1,81 @@
-"""Grammars in a round: allow-masks of a verification; and forced tokens before a draft, which are
-certain, so that every level accepts them. The drafter reads them, and drafts after them."""
+"""Processors in a round: the logits of a verification after them, with the allow-masks of grammars;
+and forced tokens before a draft, which are certain, so that every level accepts them. The drafter
+reads them, and drafts after them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from .. import rooms
 from ..drafters.base import BatchedDrafter, DraftBlock, DraftInput, RowBuffer
-from ..grammar import stacked
-from ..sampling import RequestProcessors, Words
+from ..grammar import masked, stacked
+from ..sampling import RequestProcessors
 from ..tensors import IdMap, RowCounts
 from .rows import Rows, Step
 
 
-def allowed(
+def process(
     rows: Rows,
     processors: RequestProcessors,
-    shape: Sequence[int],
     step: Step,
     tree: rooms.PendingTree | None,
-) -> Words:
-    """Return the allow-masks ``[B, W, ceil(V / 32)]`` for a verification with logits of `shape`
-    ``[B, W, V]``."""
-    batch, width, vocab_size = shape
-    masks = stacked([None] * (batch * width), vocab_size).reshape(batch, width, -1)
-    for slot, span, prefix in rows.texts(step, tree):
-        count, number = span.stop - span.start, rows.requests[slot]
-        masks[slot, span] = stacked(processors.masks(prefix.tolist(), count, number), vocab_size)
-    return masks
+    logits: torch.Tensor,
+    watched: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the logits of a verification after the processors, and an allow-mask that remains to
+    be applied; none if others read the logits as well (`watched`)."""
+    unchanged = logits
+    if not processors.only_masks:
+        logits = logits.to(torch.float32, copy=True)
+        for slot, span, prefix in _texts(rows, step, tree):
+            logits[slot, span] = processors.apply(
+                unchanged[slot, span], prefix.to(logits.device), rows.requests[slot]
+            )
+    else:
+        batch, width, vocab_size = logits.shape
+        words = stacked([None] * (batch * width), vocab_size).reshape(batch, width, -1)
+        for slot, span, prefix in _texts(rows, step, tree):
+            masks = processors.masks(prefix.tolist(), span.stop - span.start, rows.requests[slot])
+            words[slot, span] = stacked(masks, vocab_size)
+        if not watched:
+            return logits, torch.from_numpy(words).to(logits.device)
+        logits = masked(logits, words)
+    if step.level > 1 and logits is not unchanged:
+        # If every id is forbidden, keep the logits: the target alone decides about dead ends.
+        logits = unchanged.where(logits.isneginf().all(-1, keepdim=True), logits)
+    return logits, None
+
+
+def _texts(
+    rows: Rows, step: Step, tree: rooms.PendingTree | None
+) -> Iterator[tuple[int, slice, torch.Tensor]]:
+    """Yield for each slot of a step: the slot, a slice of rows of the level's logits, and the text
+    that the last of these rows follows."""
+    assert step.host is not None
+    for slot in step.host.group:
+        text, length = rows.state.text(slot), step.host.lengths[slot]
+        if tree is None:
+            yield slot, slice(0, length + 1), text
+        else:
+            for span, prefix in tree.texts(slot, text[: len(text) - length]):
+                yield slot, span, prefix
+
+
+def forced(
+    rows: Rows, processors: RequestProcessors, lengths: Sequence[int], vocab_size: int
+) -> list[list[int]]:
+    """Return the tokens forced by a grammar in each row, at most the row's draft length."""
+    runs: list[list[int]] = []
+    for slot, length in enumerate(lengths):
+        number = rows.requests[slot]
+        forces = length and processors.forces(number)
+        known = processors.forced(rows.state.text(slot).tolist(), length, number) if forces else ()
+        runs.append(list(itertools.takewhile(vocab_size.__gt__, known)))
+    return runs
 
 
 def draft_behind(

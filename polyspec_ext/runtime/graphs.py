@@ -9,10 +9,11 @@ updates the state on the host.
 
 from __future__ import annotations
 
+import copy
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -24,12 +25,55 @@ from ..drafters.base import Outputs as Outputs
 from ..levels.base import BatchedLevel, DeviceLengths, InputBlock, LevelOutput
 from ..ops import schedule
 from ..ops.schedule import Plan
-from ..tensors import MemoryKey, RowCounts
+from ..tensors import RowCounts
 from .plan import ChainConfig, Member, RoundPlan, size_of
 from .rows import Entry, Record, Row, Rows, Step
 
 Run = Callable[[], Outputs]
 _FAILURES = 2  # consecutive failed captures of a kind of step before capturing stops
+
+
+class MemoryKey:
+    """A graph key for the memory that a step uses beside its inputs.
+
+    Args:
+        owner: owner of the memory, kept as a weak reference. Equal addresses of different owners
+            are different keys.
+        tensors: all tensors of it, kept as address, shape, strides and data type of each.
+        form: other inputs of the step's operators, such as sizes that the host knows.
+        span: slots that attention reads. Steps that differ only in `span` share their set-up.
+    """
+
+    __slots__ = ("_hash", "form", "owner", "span", "tensors")
+
+    def __init__(
+        self,
+        owner: object,
+        tensors: Iterable[torch.Tensor],
+        form: Hashable = None,
+        span: int | None = None,
+    ) -> None:
+        self.owner = weakref.ref(owner)
+        self.tensors = tuple((x.data_ptr(), x.shape, x.stride(), x.dtype) for x in tensors)
+        self.form, self.span = form, span
+        self._hash = hash((self.tensors, form, span))
+
+    def of_any_span(self) -> MemoryKey:
+        """Return the key of the same memory without the span."""
+        other = copy.copy(self)
+        other.span, other._hash = None, hash((self.tensors, self.form, None))
+        return other
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, MemoryKey)
+            and self._hash == other._hash
+            and self.owner() is other.owner()
+            and (self.form, self.span, self.tensors) == (other.form, other.span, other.tensors)
+        )
 
 
 class Recorder(Protocol):
@@ -315,8 +359,10 @@ class Queue:
     def _step(self, step: PlannedStep, rows: Rows, run: Run) -> Outputs:
         level, count = step.level, rows.state.shape.levels
         draft = level == count
-        if draft:
-            rows.pending.begin_draft(level - 1, step.most)
+        if draft and rows.pending.trees:  # the memory of a replayed draft
+            known, rows.pending.tree = rows.pending.trees.get(step.most), None
+            if known is not None:
+                rows.pending.tree, rows.pending.tables[level - 1] = known
         if self._graphs is None or any(span is None for span in self._spans.values()):
             return run()
         # A step also cuts the caches of lower levels, so the graph depends on their addresses, but

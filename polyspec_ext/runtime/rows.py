@@ -7,7 +7,7 @@ the steps are queued (`runtime.graphs.Queue`), and the host reads the rows once 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,12 +16,11 @@ import numpy.typing as npt
 import torch
 
 from .. import rooms
-from ..drafters.base import DraftBlock, RowBuffer
+from ..drafters.base import RowBuffer
 from ..inputs import Request
 from ..ops import schedule
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
 from ..ops.verification import put_rows
-from ..sampling import LogitsProcessors
 from ..stats import LevelStats, Stats
 from ..tensors import IdMap, RowCounts, RowParameters, moved, on_device
 
@@ -397,6 +396,7 @@ class PendingRows:
         tables: rows by level; a drafter's are in its buffer. Empty if all rows are greedy.
         tail_has_statistics: whether the statistics of all rows for the target are known.
         tree: pending trees for the level above the drafter; None: a chain of tokens.
+        trees: trees drafted without host synchronisation, by depth, with their rows.
     """
 
     def __init__(self) -> None:
@@ -404,8 +404,7 @@ class PendingRows:
         self.tables: dict[int, RowBuffer | None] = {}
         self.tail_has_statistics = True
         self.tree: rooms.PendingTree | None = None
-        # Trees drafted without host synchronisation, by depth, with their rows.
-        self._trees: dict[int, tuple[rooms.PendingTree, RowBuffer | None]] = {}
+        self.trees: dict[int, tuple[rooms.PendingTree, RowBuffer | None]] = {}
 
     def take(self, level: int, device: torch.device) -> RowBuffer | None:
         """Return the rows of the tokens that `level`, on `device`, verifies, ``[B, N, Vd]``; None:
@@ -491,36 +490,6 @@ class PendingRows:
         put_rows(table.logits, known, logits, statistics, slots, padding)
         self.tail_has_statistics = self.tail_has_statistics and statistics is not None
 
-    def append_tree(
-        self, name: str, block: DraftBlock, step: Step, vocab_size: int, checked: bool
-    ) -> None:
-        """Append the trees of a draft; copied to a fixed address unless the host reads the rows,
-        and then required to be valid unless `checked`. `name` is the drafter's, `vocab_size` that
-        of the level above."""
-        if step.host is not None and not checked:
-            rooms.require_tree(name, block, step.host.lengths, vocab_size)
-        tree = rooms.PendingTree.of(block, step.plan.lengths, step.most)
-        if step.host is not None:
-            self.tree = tree if block.rows is None else tree.with_repeats()
-            return
-        fixed = self._trees[step.most][0] if step.most in self._trees else None
-        shapes = [[None if x is None else x.shape for x in group] for group in (fixed or (), tree)]
-        if fixed is None or shapes[0] != shapes[1]:
-            drawn = None if tree.drawn is None else tree.drawn.clone()  # the drafter overwrites it
-            fixed = tree._replace(drawn=drawn)
-        else:
-            for into, new in zip(fixed, tree, strict=True):
-                if into is not None and new is not None:
-                    into.copy_(new)
-        self.tree = fixed
-        self._trees[step.most] = fixed, block.rows
-
-    def begin_draft(self, level: int, most: int) -> None:
-        """Set the current trees to the memory of a replayed draft of depth `most` for `level`."""
-        fixed, self.tree = self._trees.get(most), None
-        if fixed is not None:
-            self.tree, self.tables[level] = fixed
-
 
 # ---- all rows ------------------------------------------------------------------------------------
 
@@ -563,34 +532,3 @@ class Rows:
             rows.hidden.write(self.hidden)
             rows.hidden.select(keep)
         return rows
-
-    def process(
-        self,
-        processors: LogitsProcessors,
-        logits: torch.Tensor,
-        step: Step,
-        tree: rooms.PendingTree | None,
-    ) -> torch.Tensor:
-        """Return the logits of a verification after the processors, float32."""
-        changed = logits.to(torch.float32, copy=True)
-        for slot, rows, prefix in self.texts(step, tree):
-            changed[slot, rows] = processors.apply(
-                logits[slot, rows], prefix.to(logits.device), self.requests[slot]
-            )
-        return changed
-
-    def texts(
-        self, step: Step, tree: rooms.PendingTree | None
-    ) -> Iterator[tuple[int, slice, torch.Tensor]]:
-        """Yield for each slot of a step: the slot, a slice of rows of the level's logits, and the
-        text that the last of these rows follows."""
-        assert step.host is not None
-        for slot in step.host.group:
-            text, length = self.state.text(slot), step.host.lengths[slot]
-            if tree is None:
-                yield slot, slice(0, length + 1), text
-                continue
-            root = text[: len(text) - length]
-            for node in range(-1, int(tree.counts[slot])):
-                path = root.new_tensor(tree.path_to(slot, node))
-                yield slot, slice(node + 1, node + 2), torch.cat([root, path])

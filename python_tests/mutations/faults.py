@@ -80,8 +80,8 @@ FAULTS = (
     Fault(
         "system: a folder imports from a layer above",
         "polyspec_ext/policies/base.py",
-        "from ..stats import Stats, StatsRecorder\n",
-        "from ..inputs import Ends as Ends\nfrom ..stats import Stats, StatsRecorder\n",
+        "from typing import NamedTuple, Protocol, runtime_checkable\n",
+        "from typing import NamedTuple, Protocol, runtime_checkable\n\nfrom ..inputs import Ends as Ends\n",
         (
             "python_tests/system/test_structure.py::test_folders_import_from_lower_layers_only",
             "python_tests/system/test_structure.py::test_imports_form_no_cycle",
@@ -197,8 +197,8 @@ FAULTS = (
     Fault(
         "runtime: forbidden ids stay in the rows for the level above",
         "polyspec_ext/runtime/engine.py",
-        "if number > 1 or self._observe is not None:  # others read these rows",
-        "if self._observe is not None:",
+        "watched = number > 1 or self._observe is not None",
+        "watched = self._observe is not None",
         (
             "python_tests/exactness/test_grammar.py::test_the_law_with_trees[True-2]",
             "python_tests/exactness/test_grammar.py::test_the_law_where_the_drafter_has_no_allowed_id",
@@ -275,7 +275,7 @@ FAULTS = (
     ),
     Fault(
         "runtime: processors do not see the bonus row",
-        "polyspec_ext/runtime/rows.py",
+        "polyspec_ext/runtime/forced.py",
         "yield slot, slice(0, length + 1), text",
         "yield slot, slice(0, length), text",
         (
@@ -479,8 +479,8 @@ FAULTS = (
         ),
     ),
     Fault(
-        "tensors: memory of another owner is the same",
-        "polyspec_ext/tensors.py",
+        "runtime: memory of another owner is the same",
+        "polyspec_ext/runtime/graphs.py",
         "            and self.owner() is other.owner()\n",
         "",
         (
@@ -768,7 +768,7 @@ FAULTS = (
     ),
     Fault(
         "drafters: the children of the root see no token before the tree",
-        "polyspec_ext/drafters/trees.py",
+        "polyspec_ext/runtime/trees.py",
         "self.parents.gather(1, at) + lags[:, None], parents)",
         "self.parents.gather(1, at) + lags[:, None] - 1, parents)",
         (
@@ -777,7 +777,7 @@ FAULTS = (
     ),
     Fault(
         "drafters: hidden states of a path are those of its first nodes",
-        "polyspec_ext/drafters/trees.py",
+        "polyspec_ext/runtime/trees.py",
         "nodes = path.gather(1, (reach - lags).clamp(0, path.shape[1] - 1)) if path.shape[1] else 0",
         "nodes = (reach - lags).clamp_min(0)",
         ("python_tests/exactness/test_head_screen.py::test_heads[eagle static]",),
@@ -1318,7 +1318,7 @@ FAULTS = (
     ),
     Fault(
         "policies: a tail counts as the level's draft tokens",
-        "polyspec_ext/policies/base.py",
+        "polyspec_ext/policies/adaptive.py",
         "            drafted = tokens - of_tail\n",
         "            drafted = tokens\n",
         (
@@ -1327,7 +1327,7 @@ FAULTS = (
     ),
     Fault(
         "policies: prompts that a drafter reads are free",
-        "polyspec_ext/policies/base.py",
+        "polyspec_ext/policies/adaptive.py",
         "            self._reading[index + 1] = self._reading.get(index + 1, 0.0) + seconds",
         "            self._reading[index + 1] = 0.0",
         (
@@ -1336,7 +1336,7 @@ FAULTS = (
     ),
     Fault(
         "policies: each row's time of a step counts",
-        "polyspec_ext/policies/base.py",
+        "polyspec_ext/policies/adaptive.py",
         "step = StepReport(level, tokens, accepted, width, len(took), seconds, number > 0)",
         "step = StepReport(level, tokens, accepted, width, len(took), seconds, False)",
         (
@@ -2064,8 +2064,8 @@ FAULTS = (
     Fault(
         "runtime: drafts end before token 0",
         "polyspec_ext/runtime/engine.py",
-        "report = rows.state.report(step, block.tokens, block.counts, block.status, padding)",
-        "report = rows.state.report(step, block.tokens, block.tokens.ne(0).cumprod(1).sum(1), block.status, padding)",
+        "step, block.tokens, block.counts, block.status, padding, ends=tree is None",
+        "step, block.tokens, block.tokens.ne(0).cumprod(1).sum(1), block.status, padding, ends=tree is None",
         ("python_tests/exactness/test_law.py::test_the_law_is_the_targets[2, 2, [3]-token-None]",),
     ),
     Fault(
@@ -2097,14 +2097,14 @@ FAULTS = (
     ),
     Fault(
         "drafters: children of a node are verified with the root's row",
-        "polyspec_ext/drafters/trees.py",
+        "polyspec_ext/runtime/trees.py",
         "ids = torch.arange(batch * (nodes + 1), device=device).view(batch, nodes + 1)",
         "ids = torch.arange(batch, device=device)[:, None].expand(batch, nodes + 1) * (nodes + 1)",
         ("python_tests/exactness/test_law.py::test_the_law_is_the_targets[drawn tree-token-None]",),
     ),
     Fault(
         "drafters: rows of a path are those of the first nodes",
-        "polyspec_ext/drafters/trees.py",
+        "polyspec_ext/runtime/trees.py",
         "        drawn = result.rows.clamp_min(0)[..., None]\n",
         "        drawn = torch.arange(result.rows.shape[1]).expand_as(result.rows)[..., None]\n",
         (

@@ -25,8 +25,7 @@ from polyspec_ext.kv_cache.layers import DEVICE_BUCKET
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.base import LevelCapabilities
 from polyspec_ext.policies import RoundReport
-from polyspec_ext.runtime.graphs import CudaRecorder, Graphs, Outputs, Run
-from polyspec_ext.tensors import MemoryKey
+from polyspec_ext.runtime.graphs import CudaRecorder, Graphs, MemoryKey, Outputs, Run
 
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
 

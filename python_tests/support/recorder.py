@@ -20,8 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from polyspec_ext.kv_cache.rollback import RollbackCache
-from polyspec_ext.runtime.graphs import Graphs, Outputs, Run
-from polyspec_ext.tensors import MemoryKey
+from polyspec_ext.runtime.graphs import Graphs, MemoryKey, Outputs, Run
 
 # Operators that give the host a value.
 READS = ("_local_scalar_dense", "nonzero", "equal", "item", "is_nonzero")
