@@ -38,7 +38,6 @@ from .runtime.engine import Engine, Observer
 from .runtime.plan import ChainConfig, Operators, default_rounds
 from .runtime.rows import Row
 from .sampling import Alternatives, LogitsProcessors
-from .stats import html
 from .tensors import padded
 
 if TYPE_CHECKING:
@@ -250,13 +249,8 @@ class Chain:
                 for `Chain`, if an element cannot be loaded any more.
         """
         saved = rooms.ChainFile.read("path", arguments.path("path", path))
-        elements: list[Any] = []
-        for number, element in enumerate(saved.elements):
-            name = f"levels[{number}]"
-            dtype = arguments.loaded_dtype(f"{name}: dtype", element.dtype)
-            options = Options(name, tuple(elements), dtype, element.device, element.pack)
-            elements.append(resolve(element.source, options))
-        chain = cls(elements, saved.window, rounds=saved.rounds, tail=saved.tail, rule=saved.rule)
+        options: dict[str, Any] = {"rounds": saved.rounds, "tail": saved.tail, "rule": saved.rule}
+        chain = cls(saved.loaded(), saved.window, **options)
         chain.prediction = Prediction(*saved.prediction)
         return chain
 
@@ -314,26 +308,17 @@ class Chain:
         self.__dict__.update(state)
         self._idle()
 
-    def _described(self) -> list[tuple[str, str]]:
+    def __repr__(self) -> str:
+        """Return a line per level, target first, then windows, rounds and rules."""
         lines = [level_line(level) for level in self.levels]
         if isinstance(self.drafter, DraftModel):
             lines.append(level_line(self.drafter.level))
         elif self.drafter is not None:
             lines.append(f"{type(self.drafter).__name__}, no model")
-        return list(zip(self.names, lines, strict=True))
-
-    def _settings(self) -> str:
+        shown = [f"  {name}: {line}" for name, line in zip(self.names, lines, strict=True)]
         tail = f", tail={self.tail}" if self.tail else ""
-        return f"window={self.window}, rounds={self.rounds}{tail}, rule={self.rule!r}"
-
-    def __repr__(self) -> str:
-        """Return a line per level, target first, then windows, rounds and rules."""
-        shown = [f"  {name}: {line}" for name, line in self._described()]
-        return "\n".join(["Chain(", *shown, f"  {self._settings()}", ")"])
-
-    def _repr_html_(self) -> str:
-        rows = [(name, [line]) for name, line in self._described()]
-        return html("level", [""], rows, self._settings())
+        settings = f"  window={self.window}, rounds={self.rounds}{tail}, rule={self.rule!r}"
+        return "\n".join(["Chain(", *shown, settings, ")"])
 
     def stream(
         self,
@@ -383,22 +368,10 @@ class Chain:
             options: as for `generate`; None: not of the call. A rule without a repetition_penalty
                 has the file's.
         """
-        file = dict(getattr(self.levels[0], "generation_config", {}))
-        of_file = {"temperature": default_temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-        if file.pop("do_sample", False):
-            of_file["temperature"] = file.get("temperature", 1.0)
-        file.pop("temperature", None)
-        of_file |= {name: file.pop(name) for name in ("top_k", "top_p", "min_p") if name in file}
-        penalty = file.pop("repetition_penalty", None)
-        self._say_once("texts and chats do not follow {} of its generation_config.json", file)
-        given = {
-            name: value
-            for name, value in options.items()
-            if value is not None or name not in Parameters.__annotations__
-        }
-        if penalty is not None:
-            given["rules"] = rooms.with_penalty(options.get("rules"), penalty)
-        return cast("Parameters", of_file | given)
+        file = getattr(self.levels[0], "generation_config", {})
+        merged, others = rooms.text_options(file, default_temperature, options)
+        self._say_once("texts and chats do not follow {} of its generation_config.json", others)
+        return merged
 
     @property
     def _padding(self) -> int | None:

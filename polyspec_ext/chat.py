@@ -11,9 +11,10 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from . import arguments
+from . import arguments, rooms
+from .inputs import Parameters
 
 if TYPE_CHECKING:
     from .outputs import Stream
@@ -506,6 +507,32 @@ def _conversation(messages: Sequence[Mapping[str, Any]]) -> _Conversation:
         }
         for message in messages
     ]
+
+
+# ---- parameters ----------------------------------------------------------------------------------
+
+
+def text_options(
+    file: Mapping[str, Any], default_temperature: float, options: Parameters
+) -> tuple[Parameters, dict[str, Any]]:
+    """Return the parameters of `Chain.text_options` for a generation_config.json, and its fields
+    that are not followed."""
+    others = dict(file)
+    of_file = {"temperature": default_temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    if others.pop("do_sample", False):
+        of_file["temperature"] = others.get("temperature", 1.0)
+    others.pop("temperature", None)
+    names = ("top_k", "top_p", "min_p")
+    of_file |= {name: others.pop(name) for name in names if name in others}
+    penalty = others.pop("repetition_penalty", None)
+    given = {
+        name: value
+        for name, value in options.items()
+        if value is not None or name not in Parameters.__annotations__
+    }
+    if penalty is not None:
+        given["rules"] = rooms.with_penalty(options.get("rules"), penalty)
+    return cast(Parameters, of_file | given), others
 
 
 # ---- answers -------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .chat import fitted_prompt as fitted_prompt
     from .chat import has_template as has_template
     from .chat import prompt_of_text as prompt_of_text
+    from .chat import text_options as text_options
     from .drafters.checkpoint import serves_heads as serves_heads
     from .drafters.dflash import DFlash as DFlash
     from .drafters.eagle import Eagle as Eagle
@@ -51,12 +52,14 @@ if TYPE_CHECKING:
     from .runtime.forced import draft_behind as draft_behind
     from .runtime.forced import forced as forced
     from .runtime.forced import process as process
+    from .runtime.forced import processed as processed
     from .runtime.graphs import CudaRecorder as CudaRecorder
     from .runtime.graphs import Graphs as Graphs
     from .runtime.graphs import MemoryKey as MemoryKey
     from .runtime.graphs import Passes as Passes
     from .runtime.graphs import PlannedStep as PlannedStep
     from .runtime.graphs import Queue as Queue
+    from .runtime.graphs import few_sizes as few_sizes
     from .runtime.graphs import needs_host as needs_host
     from .runtime.prefixes import Copies as Copies
     from .runtime.prefixes import Prefixes as Prefixes
@@ -70,7 +73,7 @@ if TYPE_CHECKING:
 NAMES = {
     "chat": (
         "Answer", "FittedPrompt", "StopStrings", "ends_of_turn", "fitted_prompt", "has_template",
-        "prompt_of_text",
+        "prompt_of_text", "text_options",
     ),
     "drafters.checkpoint": ("serves_heads",),
     "drafters.dflash": ("DFlash",),
@@ -91,10 +94,11 @@ NAMES = {
     "policies.adaptive": ("RoundRecorder", "named"),
     "quantization": ("early_exit", "stored_w4", "trim"),
     "rules": ("LogitsRules", "with_penalty"),
-    "runtime.forced": ("draft_behind", "forced", "process"),
+    "runtime.forced": ("draft_behind", "forced", "process", "processed"),
     "runtime.prefixes": ("Copies", "Prefixes", "Reading", "Readings"),
     "runtime.graphs": (
-        "CudaRecorder", "Graphs", "MemoryKey", "Passes", "PlannedStep", "Queue", "needs_host",
+        "CudaRecorder", "Graphs", "MemoryKey", "Passes", "PlannedStep", "Queue", "few_sizes",
+        "needs_host",
     ),
     "runtime.trees": ("PendingTree", "TreePass", "append_tree", "keep_path"),
 }  # fmt: skip

@@ -22,7 +22,7 @@ from ..levels.base import (
 )
 from ..ops import verification
 from ..tensors import IdMap, RowCounts
-from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer, TreeSize, processed
+from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer, TreeSize
 
 DEEPEST = 32  # maximum tokens of each of several paths; rule "block" verifies no more
 BEAM = 0.5  # temperature up to which a beam's accepted paths are longer (docs/drafters/paths.md)
@@ -195,7 +195,7 @@ def draw_chain(
         if inputs.processors is not None:
             assert left is not None, "processors need the host to see the tokens"
             texts = id_map.to_above(drafted[:, None, :i])
-            logits = processed(logits, inputs, left, texts, id_map, ids)
+            logits = rooms.processed(logits, inputs, left, texts, id_map, ids)
         if wants_rows:
             rows = buffers = row_buffer(inputs.rows, most, logits)
             wants_rows = False

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from .. import arguments
+from .. import arguments, rooms
 from ..arguments import NODE_MAX
 from ..errors import ERROR_BITS, RequestError
 from ..levels.base import InputBlock, LevelOutput
 from ..tensors import IdMap, RowCounts
-from .base import DraftBlock, DraftInput, TreeSize, processed
+from .base import DraftBlock, DraftInput, TreeSize
 from .model import row_buffer
 
 # From the tokens [B, n] of nodes, the states [B, n, H] after their parents, their depth (1:
@@ -354,7 +354,7 @@ def draw_paths(
         if inputs.processors is not None:
             assert known is not None, "processors need the host to see the tokens"
             left = [max(n - at, 0) for n in known]
-            logits = processed(logits, inputs, left, texts, id_map, ids)
+            logits = rooms.processed(logits, inputs, left, texts, id_map, ids)
         depth = best.append(logits) if beams else None
         if samples:
             if rows is None:

@@ -144,8 +144,8 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
 
         Args:
             queries: [B, T] int64, positions.
-            tree: [B, M, M] bool, the ancestors (`masks.ancestors`) of the last M tokens, including
-                the new tokens; None: a chain.
+            tree: [B, M, M] bool, the `ancestors` of the last M tokens, including the new tokens;
+                None: a chain.
         """
         rows = self.rows
         if tree is not None:

@@ -21,7 +21,7 @@ from ..chain import Chain, Prediction
 from ..drafters import elements
 from ..inputs import Parameters, Prompt
 from ..levels.models import is_sharded, level_line
-from ..stats import html
+from ..runtime.plan import default_rounds
 from .measure import (
     MOST,
     MOST_ABOVE,
@@ -229,10 +229,9 @@ def best_setting(measured: Measured, chain: tuple[int, ...], *, tails: bool = Tr
 
 
 def _rounds(windows: Sequence[int], extra: Sequence[int | None]) -> tuple[int, ...]:
-    pairs = itertools.pairwise(windows)
     return tuple(
-        0 if surplus is None else -(-window // (below + 1)) + surplus
-        for (window, below), surplus in zip(pairs, extra, strict=True)
+        0 if surplus is None else bound + surplus
+        for bound, surplus in zip(default_rounds(windows), extra, strict=True)
     )
 
 
@@ -396,10 +395,6 @@ class Plan:
     def __repr__(self) -> str:
         """Return the verdict and the fastest chains."""
         return self.report()
-
-    def _repr_html_(self) -> str:
-        heads, rows = _rows(self.candidates, self.plain, False)
-        return html("chain", heads, rows, _verdict(self.recommended, self.plain))
 
     def sources(self) -> list[str]:
         """Return the path, id or word of each element of the recommended chain.

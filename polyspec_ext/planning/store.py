@@ -11,7 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import arguments
+from ..drafters import resolve
 from ..files import cache_folder, replace_text
+from ..levels import Options
 
 
 class Store:
@@ -123,6 +126,16 @@ class ChainFile:
         """Replace the file at `path`."""
         data = {"format": "polyspec chain", **asdict(self)}
         replace_text(path, json.dumps(data, indent=1) + "\n")
+
+    def loaded(self) -> list[Any]:
+        """Load the elements."""
+        elements: list[Any] = []
+        for number, element in enumerate(self.elements):
+            name = f"levels[{number}]"
+            dtype = arguments.loaded_dtype(f"{name}: dtype", element.dtype)
+            options = Options(name, tuple(elements), dtype, element.device, element.pack)
+            elements.append(resolve(element.source, options))
+        return elements
 
     @classmethod
     def read(cls, name: str, path: Path) -> ChainFile:

@@ -30,7 +30,7 @@ from ..errors import ERROR_BITS, PolyspecError, RequestError, Status, name_place
 from ..levels.base import BatchedLevel, Hidden, InputBlock
 from ..sampling import RequestProcessors
 from ..stats import StatsRecorder
-from ..tensors import RowCounts, common_prefix
+from ..tensors import RowCounts
 from .plan import (
     ChainConfig,
     Member,
@@ -254,20 +254,13 @@ class Engine:
         and the new text. New tokens are counted from the new text on. Round counts continue, so
         that no draw repeats. Refuses drafters of hidden states, empty texts and ended rows.
         """
-        if self._layers:
-            reading = f"{self.config.names[-1]}: expected a drafter that reads tokens alone"
-            raise ValueError(f"{reading}, whose texts can be replaced, given one of hidden states")
-        lengths = {}
-        for row, text in zip(rows, texts, strict=True):
-            if not text or row.ended:
-                state = "a request that has ended" if row.ended else "an empty text"
-                raise ValueError(f"rewind: expected a text of a running request, given {state}")
-            lengths[row.slot] = min(common_prefix(row.tokens, text), len(text) - 1)
+        readings = self.caches.readings
+        lengths = readings.common(rows, texts)
         self._rows = self._rows.select(range(len(self.slots)))
         self._rounds_left = 0
         try:
             # A step that the host reads also reads the token after accepted drafts.
-            self.caches.cut(lengths, self.slots, self._rows.state, int(self._sync_each_step))
+            readings.cut(lengths, self.slots, self._rows.state, int(self._sync_each_step))
         except BaseException:
             self._begin_caches()  # some caches are cut
             raise

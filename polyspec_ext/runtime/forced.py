@@ -65,6 +65,31 @@ def _texts(
                 yield slot, span, prefix
 
 
+def processed(
+    rows: torch.Tensor,
+    inputs: DraftInput,
+    left: Sequence[int],
+    drafted: torch.Tensor,
+    id_map: IdMap,
+    vocab_size: int,
+) -> torch.Tensor:
+    """Apply the requests' processors to rows of logits ``[B, n, Vd]``, of ids below `vocab_size`,
+    after the draft tokens `drafted`, ``[B, n, N]``, in rows with tokens `left` to draw."""
+    assert inputs.text is not None
+    assert inputs.processors is not None
+    logits = rows if id_map.drawn is None else id_map.spread(rows, vocab_size)
+    out = logits.to(torch.float32, copy=True)  # the dtype of processors' results
+    for b, count in enumerate(left):
+        for j, tokens in enumerate(drafted[b] if count else ()):
+            prefix, at = torch.cat([inputs.text(b).to(logits.device), tokens]), slice(j, j + 1)
+            changed = inputs.processors.apply(logits[b, at], prefix, inputs.requests[b])
+            # If every id is forbidden, the token is drawn without processors (from the logits in
+            # `out`): the target alone decides about dead ends.
+            if not bool(changed.isneginf().all()):
+                out[b, at] = changed
+    return id_map.gather(out, rows.shape[2])
+
+
 def forced(
     rows: Rows, processors: RequestProcessors, lengths: Sequence[int], vocab_size: int
 ) -> list[list[int]]:

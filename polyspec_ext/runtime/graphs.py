@@ -10,12 +10,13 @@ updates the state on the host.
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -26,7 +27,7 @@ from ..levels.base import BatchedLevel, DeviceLengths, InputBlock, LevelOutput
 from ..ops import schedule
 from ..ops.schedule import Plan
 from ..tensors import RowCounts
-from .plan import ChainConfig, Member, RoundPlan, size_of
+from .plan import ChainConfig, Member, RoundPlan
 from .rows import Entry, Record, Row, Rows, Step
 
 Run = Callable[[], Outputs]
@@ -76,18 +77,9 @@ class MemoryKey:
         )
 
 
-class Recorder(Protocol):
-    """Recorder of graphs of steps. Tests use a recorder without a device."""
-
-    def capture(self, step: Run) -> tuple[Callable[[], None], Outputs]:
-        """Run `step` for its effects on the host alone. Returns a function that replays the step on
-        the device, and the outputs that the replay writes. RuntimeError: the step cannot be
-        captured, and the device is unchanged."""
-        ...
-
-
 class CudaRecorder:
-    """Recorder of steps on `device` as `torch.cuda.CUDAGraph`, all in one memory pool."""
+    """Recorder of steps on `device` as `torch.cuda.CUDAGraph`, all in one memory pool. Tests have a
+    recorder without a device."""
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda
@@ -98,6 +90,9 @@ class CudaRecorder:
         return type(self), (self._device,)
 
     def capture(self, step: Run) -> tuple[Callable[[], None], Outputs]:
+        """Run `step` for its effects on the host alone. Returns a function that replays the step on
+        the device, and the outputs that the replay writes. RuntimeError: the step cannot be
+        captured, and the device is unchanged."""
         cuda = self._cuda
         graph = cuda.CUDAGraph()
         with cuda.device(self._device):
@@ -127,7 +122,7 @@ class Graphs:
             intermediate tensors, so this bounds memory.
     """
 
-    def __init__(self, recorder: Recorder, *, limit: int = 64) -> None:
+    def __init__(self, recorder: CudaRecorder, *, limit: int = 64) -> None:
         if limit < 1:
             raise ValueError(f"limit: expected >= 1, given {limit}")
         self._recorder, self._limit = recorder, limit
@@ -238,6 +233,46 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
+# ---- sizes of steps ------------------------------------------------------------------------------
+
+
+def size_of(most: int, usual: int) -> int:
+    """Return `most` draft tokens of a pass, rounded up to few sizes: 0, 7, 15, 31, ..., or `usual`,
+    the maximum with the windows of the chain."""
+    if most == 0:
+        return 0
+    size = max(8, 1 << most.bit_length()) - 1
+    return min(size, usual) if most <= usual else size
+
+
+def draft_size(most: int, usual: int) -> int:
+    """Return `most` tokens of a draft, one pass each, rounded up to few sizes: up to 4, 6, 8, 12,
+    16, 24, ..., or `usual`."""
+    step = 1 << max(0, (most - 1).bit_length() - 2)
+    size = -(-most // step) * step
+    return min(size, usual) if most <= usual else size
+
+
+def few_sizes(plan: RoundPlan, usual: RoundPlan) -> RoundPlan:
+    """Return a round with its pending tokens rounded up to few sizes, or `usual` ones. Rows keep
+    their windows; excess tokens are padding."""
+    *above, drafts = zip(plan.max_pending, usual.max_pending, strict=True)
+    return plan._replace(max_pending=(*itertools.starmap(size_of, above), draft_size(*drafts)))
+
+
+def width_at(plan: RoundPlan, index: int) -> int:
+    """Return the maximum tokens that the level of step number `index` of a round reads: its lag,
+    and its pending tokens. The tail's draft may be the drafter's first, with a window of 0 above it
+    or near the end of a text; then it also reads the pending tokens of the target. Not with three
+    levels, because the drafter has drafted before."""
+    assert plan.steps is not None
+    level = plan.steps[index]
+    if level < plan.levels:
+        return plan.lag(level) + plan.max_pending[level - 1]
+    late = plan.tail > 0 and plan.levels > 3 and index == len(plan.steps) - 2
+    return plan.lag(level) + (plan.max_pending[0] - plan.tail if late else 0)
+
+
 # ---- queued rounds -------------------------------------------------------------------------------
 
 
@@ -255,7 +290,7 @@ def planned(plan: RoundPlan) -> list[PlannedStep]:
     assert plan.steps is not None
     steps = []
     for number, level in enumerate(plan.steps):
-        width = plan.width_at(number)
+        width = width_at(plan, number)
         if level < plan.levels:
             steps.append(PlannedStep(level, plan.max_pending[level - 1], width, False))
             continue

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from .. import rooms
 from ..drafters.base import BatchedDrafter, DrafterCapabilities, TreeSize
 from ..levels.base import BatchedLevel
 from ..ops import verification
@@ -182,18 +183,6 @@ class RoundPlan(NamedTuple):
         the drafter have read."""
         return level + (self.tail if 1 < level < self.levels else 0)
 
-    def width_at(self, index: int) -> int:
-        """Return the maximum tokens that the level of step number `index` reads: its lag, and its
-        pending tokens. The tail's draft may be the drafter's first, with a window of 0 above it or
-        near the end of a text; then it also reads the pending tokens of the target. Not with three
-        levels, because the drafter has drafted before."""
-        assert self.steps is not None
-        level = self.steps[index]
-        if level < self.levels:
-            return self.lag(level) + self.max_pending[level - 1]
-        late = self.tail > 0 and self.levels > 3 and index == len(self.steps) - 2
-        return self.lag(level) + (self.max_pending[0] - self.tail if late else 0)
-
 
 @functools.lru_cache(maxsize=1024)
 def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...], tail: int = 0) -> RoundPlan:
@@ -226,23 +215,6 @@ def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...], tail: int = 0)
     steps = (*gathered, *([count + 1] if tail else []), 1)
     levels = tuple(sorted(set(steps)))
     return RoundPlan(windows, steps if bounded else None, tuple(max_pending), levels, tail)
-
-
-def size_of(most: int, usual: int) -> int:
-    """Return `most` draft tokens of a pass, rounded up to few sizes: 0, 7, 15, 31, ..., or `usual`,
-    the maximum with the windows of the chain."""
-    if most == 0:
-        return 0
-    size = max(8, 1 << most.bit_length()) - 1
-    return min(size, usual) if most <= usual else size
-
-
-def draft_size(most: int, usual: int) -> int:
-    """Return `most` tokens of a draft, one pass each, rounded up to few sizes: up to 4, 6, 8, 12,
-    16, 24, ..., or `usual`."""
-    step = 1 << max(0, (most - 1).bit_length() - 2)
-    size = -(-most // step) * step
-    return min(size, usual) if most <= usual else size
 
 
 def default_rounds(windows: Sequence[int]) -> list[int]:
@@ -282,12 +254,7 @@ class RoundPlanner:
         if max(windows, default=0) > useful:
             windows = tuple(min(window, useful) for window in windows)
         plan = round_plan(windows, rounds, self._config.tail)
-        if not self._captured:
-            return plan
-        # Round up the pending tokens. The rows keep their windows; excess tokens are padding.
-        *above, drafts = zip(plan.max_pending, self._usual.max_pending, strict=True)
-        few = (*itertools.starmap(size_of, above), draft_size(*drafts))
-        return plan._replace(max_pending=few)
+        return rooms.few_sizes(plan, self._usual) if self._captured else plan
 
     def tree_size(self, plan: RoundPlan) -> TreeSize:
         """Return the size of the trees of a round."""

@@ -19,7 +19,7 @@ from .. import rooms
 from ..errors import named
 from ..levels.base import Hidden, PromptBatch
 from ..stats import StatsRecorder
-from ..tensors import RowCounts, padded
+from ..tensors import padded
 from .plan import ChainConfig, Member, RoundPlan, round_plan
 from .rows import Row, Rows, StateRows
 
@@ -70,6 +70,8 @@ class Caches:
 
     Attributes:
         begun: by level whether it has begun the batch.
+        more: tokens that the first step of a level may read instead of a separate pass, in addition
+            to those of its lag.
     """
 
     def __init__(
@@ -82,26 +84,12 @@ class Caches:
 
     def begin(self) -> None:
         """Begin a batch with empty caches."""
-        self._more, self.begun = 0, [False] * self.count
+        self.more, self.begun = 0, [False] * self.count
 
     @cached_property
     def readings(self) -> rooms.Readings:
         """Reader of texts outside the batch, which then join it."""
         return rooms.Readings(self)
-
-    def cut(
-        self, lengths: Mapping[int, int], slots: Sequence[Row], state: StateRows, more: int
-    ) -> None:
-        """Cut every cache to at most ``lengths[slot]`` tokens per row. From now on the first step
-        of a level may read `more` additional tokens instead of a separate pass."""
-        self._more = more
-        for number, level in enumerate(self.parts, 1):
-            if self.begun[number - 1]:
-                cached = state.cached(number)
-                sizes = [min(n, lengths.get(slot, n)) for slot, n in enumerate(cached)]
-                with named(self.config.names, number - 1, slots):
-                    left = level.rollback(RowCounts(sizes))
-                state.set_cached(number, list(map(min, sizes, left)))
 
     def prepare(
         self,
@@ -126,7 +114,7 @@ class Caches:
                 self.begun[number - 1] = True
         for number in plan.asked:
             cached = state.cached(number)
-            lag = plan.lag(number) + self._more + self.parts[number - 1].capabilities.replays
+            lag = plan.lag(number) + self.more + self.parts[number - 1].capabilities.replays
             lagging = [row for row in active if row.committed - cached[row.slot] > lag]
             if any(self._asks(number, state, row) for row in lagging):
                 # A drafter that reads the target's hidden states keeps those of all rows.

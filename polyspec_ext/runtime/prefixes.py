@@ -1,5 +1,8 @@
-"""Texts that begin with saved prefixes, or are read outside a batch and join it. Saved are keys and
-values by runs of tokens in a radix tree, and states that cannot be cut, by whole texts."""
+"""Texts that begin with saved prefixes, are read outside a batch and join it, or are replaced.
+
+Saved are keys and values by runs of tokens in a radix tree, and states that cannot be cut, by whole
+texts.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from ..drafters.base import levels_of
 from ..errors import named
 from ..levels.base import Admitting, Hidden
 from ..stats import StatsRecorder
-from ..tensors import common_prefix, padded
+from ..tensors import RowCounts, common_prefix, padded
 from .prefill import Caches
-from .rows import Row, Rows
+from .rows import Row, Rows, StateRows
 
 Copies = list[tuple[Any, int]]  # in text order, each with its number of valid tokens
 _Save = Callable[[int, int, int], Any]
@@ -377,3 +380,31 @@ class Readings:
                 states[layer][slot, : of_row.shape[1]] = of_row[0]
         if longest and rows.hidden is not None:
             rows.hidden.add(states, torch.tensor(begin), torch.tensor(counts))
+
+    def common(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> dict[int, int]:
+        """Return by slot the length of the common prefix of the old and the new text of rows, less
+        than the new text's; refuse what `Engine.rewind` refuses."""
+        if self._layers:
+            reading = f"{self._config.names[-1]}: expected a drafter that reads tokens alone"
+            raise ValueError(f"{reading}, whose texts can be replaced, given one of hidden states")
+        lengths = {}
+        for row, text in zip(rows, texts, strict=True):
+            if not text or row.ended:
+                state = "a request that has ended" if row.ended else "an empty text"
+                raise ValueError(f"rewind: expected a text of a running request, given {state}")
+            lengths[row.slot] = min(common_prefix(row.tokens, text), len(text) - 1)
+        return lengths
+
+    def cut(
+        self, lengths: Mapping[int, int], slots: Sequence[Row], state: StateRows, more: int
+    ) -> None:
+        """Cut every cache to at most ``lengths[slot]`` tokens per row. From now on the first step
+        of a level may read `more` additional tokens instead of a separate pass."""
+        self._caches.more = more
+        for number, level in enumerate(self._parts, 1):
+            if self._caches.begun[number - 1]:
+                cached = state.cached(number)
+                sizes = [min(n, lengths.get(slot, n)) for slot, n in enumerate(cached)]
+                with named(self._config.names, number - 1, slots):
+                    left = level.rollback(RowCounts(sizes))
+                state.set_cached(number, list(map(min, sizes, left)))

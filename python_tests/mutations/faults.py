@@ -124,7 +124,7 @@ FAULTS = (
     ),
     Fault(
         "runtime: a replaced text keeps its last token in the caches",
-        "polyspec_ext/runtime/engine.py",
+        "polyspec_ext/runtime/prefixes.py",
         "min(common_prefix(row.tokens, text), len(text) - 1)",
         "common_prefix(row.tokens, text)",
         (
@@ -349,8 +349,8 @@ FAULTS = (
     ),
     Fault(
         "runtime: a tail's draft never reads what is pending",
-        "polyspec_ext/runtime/plan.py",
-        "late = self.tail > 0 and self.levels > 3 and index == len(self.steps) - 2",
+        "polyspec_ext/runtime/graphs.py",
+        "late = plan.tail > 0 and plan.levels > 3 and index == len(plan.steps) - 2",
         "late = False",
         ("python_tests/runtime/test_plan.py::test_a_tail_s_draft_may_be_the_drafter_s_first",),
     ),

@@ -6,6 +6,7 @@ import toy
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
+from polyspec_ext.runtime.graphs import width_at
 from polyspec_ext.runtime.plan import RoundPlan, default_rounds, round_plan
 
 
@@ -15,7 +16,7 @@ def test_plans() -> None:
     two = round_plan((6, 2), (2, 0))
     assert two.steps == (3, 2, 3, 2, 1)
     assert two.max_pending == (6, 2)
-    assert [two.width_at(place) for place in range(5)] == [3, 4, 3, 4, 7]
+    assert [width_at(two, place) for place in range(5)] == [3, 4, 3, 4, 7]
     assert (two.levels, two.drafts, two.asked) == (3, 2, (1, 2, 3))
     # A window that is full early bounds the pending tokens: at most one below it, and a block.
     assert round_plan((2, 4), (3, 0)).max_pending == (6, 4)
@@ -31,13 +32,13 @@ def test_a_tail_s_draft_may_be_the_drafter_s_first() -> None:
     """Then the drafter reads the target's pending tokens as well."""
     plan = round_plan((5, 0, 3), (5, 1, 0), 2)
     assert plan.steps == (2, 2, 2, 2, 2, 4, 1)
-    assert [plan.width_at(place) for place in (4, 5, 6)] == [2 + 2, 4 + 5, 1 + 5 + 2]
+    assert [width_at(plan, place) for place in (4, 5, 6)] == [2 + 2, 4 + 5, 1 + 5 + 2]
     # Where there is no room for a token of every level, or with smaller windows in one row.
     plan = round_plan((2, 2, 2), (1, 1, 0), 1)
     assert plan.steps == (4, 3, 2, 4, 1)
-    assert [plan.width_at(place) for place in (0, 3)] == [4, 4 + 4 - 0]
+    assert [width_at(plan, place) for place in (0, 3)] == [4, 4 + 4 - 0]
     three = round_plan((4, 2), (2, 0), 2)
-    assert [three.width_at(place) for place in (0, 4)] == [3, 3]
+    assert [width_at(three, place) for place in (0, 4)] == [3, 3]
 
 
 def test_default_rounds() -> None:

@@ -11,7 +11,7 @@ import toy_rows
 from toy_trees import TreeDrafter, TreeLevel
 
 import polyspec_ext as ps
-from polyspec_ext.runtime.plan import RoundPlan
+from polyspec_ext.runtime import graphs
 from polyspec_ext.runtime.rows import StateRows
 from polyspec_ext.stats import LevelStats, Stats, StatsRecorder
 
@@ -64,7 +64,7 @@ def test_a_round_that_commits_nothing_is_an_error(sync, monkeypatch) -> None:
     if sync is None:
         monkeypatch.setattr(StateRows, "next", lambda self, unread: None)
     else:  # the width without tokens pending for the target
-        monkeypatch.setattr(RoundPlan, "width_at", lambda self, place: 4)
+        monkeypatch.setattr(graphs, "width_at", lambda plan, place: 4)
     kind = toy_rows.Rows if sync is None else toy_rows.Staying
     chain = ps.Chain(agreeing(kind, 4), [5, 0, 3], tail=2, sync_each_step=sync)
     with pytest.raises(ps.PolyspecError, match=r"^request 1: expected .* token .*, given none"):

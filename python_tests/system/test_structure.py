@@ -330,7 +330,7 @@ def test_the_tests_of_the_core_pass_alone(tmp_path: Path) -> None:
     (tmp_path / "python_tests/support").symlink_to(tests / "support")
     (tmp_path / "pyproject.toml").symlink_to(ROOT.parent / "pyproject.toml")
     words = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "python_tests"]
-    # sync_each_step=False needs the room of captured graphs, and any policy that of policies.
+    # Without the rooms of captured graphs (sync_each_step=False) and of policies.
     words += ["-k", "not False and not it_drafts_for"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-2000:]
