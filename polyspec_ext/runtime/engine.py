@@ -534,8 +534,8 @@ class Engine:
         read = self._read(step, tree)
         allowed = None
         if self._applied is not None:
-            watched = number > 1 or self._observe is not None
-            logits, allowed = rooms.process(rows, self._applied, step, tree, read.logits, watched)
+            observed = self._observe is not None
+            logits, allowed = rooms.process(rows, self._applied, step, tree, read.logits, observed)
             read = read._replace(logits=logits)
         device, sent = read.logits.device, read.sent
         local = sent.plan if sent.table.device == device else sent.on(device)

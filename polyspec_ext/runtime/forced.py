@@ -24,10 +24,10 @@ def process(
     step: Step,
     tree: rooms.PendingTree | None,
     logits: torch.Tensor,
-    watched: bool,
+    observed: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the logits of a verification after the processors, and an allow-mask that remains to
-    be applied; none if others read the logits as well (`watched`)."""
+    be applied: none if the logits are `observed`, or a level above reads them."""
     unchanged = logits
     if not processors.only_masks:
         logits = logits.to(torch.float32, copy=True)
@@ -41,7 +41,7 @@ def process(
         for slot, span, prefix in _texts(rows, step, tree):
             masks = processors.masks(prefix.tolist(), span.stop - span.start, rows.requests[slot])
             words[slot, span] = stacked(masks, vocab_size)
-        if not watched:
+        if step.level == 1 and not observed:
             return logits, torch.from_numpy(words).to(logits.device)
         logits = masked(logits, words)
     if step.level > 1 and logits is not unchanged:

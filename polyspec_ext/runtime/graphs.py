@@ -254,8 +254,8 @@ def draft_size(most: int, usual: int) -> int:
 
 
 def few_sizes(plan: RoundPlan, usual: RoundPlan) -> RoundPlan:
-    """Return a round with its pending tokens rounded up to few sizes, or `usual` ones. Rows keep
-    their windows; excess tokens are padding."""
+    """Return a round with its pending tokens rounded up to few sizes, or the `usual` sizes. Rows
+    keep their windows; excess tokens are padding."""
     *above, drafts = zip(plan.max_pending, usual.max_pending, strict=True)
     return plan._replace(max_pending=(*itertools.starmap(size_of, above), draft_size(*drafts)))
 

@@ -70,8 +70,8 @@ class Caches:
 
     Attributes:
         begun: by level whether it has begun the batch.
-        more: tokens that the first step of a level may read instead of a separate pass, in addition
-            to those of its lag.
+        more: tokens that the first step of a level may read in addition to its lag, instead of a
+            separate pass.
     """
 
     def __init__(

@@ -383,7 +383,7 @@ class Readings:
 
     def common(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> dict[int, int]:
         """Return by slot the length of the common prefix of the old and the new text of rows, less
-        than the new text's; refuse what `Engine.rewind` refuses."""
+        than the new text's. Refuses texts and rows as `Engine.rewind`."""
         if self._layers:
             reading = f"{self._config.names[-1]}: expected a drafter that reads tokens alone"
             raise ValueError(f"{reading}, whose texts can be replaced, given one of hidden states")

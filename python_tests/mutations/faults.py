@@ -196,9 +196,9 @@ FAULTS = (
     ),
     Fault(
         "runtime: forbidden ids stay in the rows for the level above",
-        "polyspec_ext/runtime/engine.py",
-        "watched = number > 1 or self._observe is not None",
-        "watched = self._observe is not None",
+        "polyspec_ext/runtime/forced.py",
+        "        if step.level == 1 and not observed:\n",
+        "        if not observed:\n",
         (
             "python_tests/exactness/test_grammar.py::test_the_law_with_trees[True-2]",
             "python_tests/exactness/test_grammar.py::test_the_law_where_the_drafter_has_no_allowed_id",

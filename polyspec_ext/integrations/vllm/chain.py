@@ -11,8 +11,8 @@ import torch
 from ...chain import Chain
 from ...tensors import common_prefix
 from ..draft_chain import DraftChain, Pending
-from . import Options, rows
-from .sampler import LOG, Proposal, Sampler, Step
+from . import Options
+from .sampler import LOG, Proposal, Sampler, Step, law
 
 
 def load_chain(vllm_config: Any, options: Options) -> DraftChain:
@@ -154,7 +154,7 @@ class ChainProposer(Sampler):
                 chain.add(
                     name,
                     tokens,
-                    **rows.law(parameters),
+                    **law(parameters),
                     seed=self.seed(name) % 2**64,
                     eos_token_id=sorted(parameters.all_stop_token_ids),
                 )

@@ -1,10 +1,12 @@
-"""Draws of tokens for vLLM's V1 model runner, by `ops.verify` on the runner's logits."""
+"""Draws of tokens for vLLM's V1 model runner, by `ops.verify` on the runner's logits after vLLM's
+rules, which change the logits of every row of a step: after the text and each draft."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from typing import Any
@@ -13,9 +15,10 @@ import torch
 
 from ... import ops
 from ...errors import ERROR_BITS, describe
-from . import Options, replace, rows
+from . import Options, replace
 
 LOG = logging.getLogger("vllm.polyspec")
+_NEGATIVE = -float("inf")
 _DRAFT_LEVEL = 2
 # Attributes of vLLM.
 _PROBS, _DRAWS = "_draft_probs", "_enable_probabilistic_draft_probs"
@@ -101,7 +104,7 @@ class Sampler:
         raw, logits = logits, logits.float()
         if logits is raw and batch.num_logprobs:
             logits = logits.clone()
-        rows.process(logits, step.counts, batch, step.states)
+        process(logits, step.counts, batch, step.states)
         tokens = self._verify(logits, metadata, step)
         step.position = step.position + (tokens >= 0).sum(1)
         self.step = step
@@ -117,7 +120,7 @@ class Sampler:
         counts = [0] * len(ids) if metadata is None else metadata.num_draft_tokens
         offsets = torch.tensor([0, *(count + 1 for count in counts)]).cumsum(0)
         laws = [
-            {**rows.law(state.sampling_params), "seed": self.seed(name)}
+            {**law(state.sampling_params), "seed": self.seed(name)}
             for name, state in zip(ids, states, strict=True)
         ]
         draws = {
@@ -244,3 +247,87 @@ class Sampler:
                 if self.step.kept[i]:
                     self._proposals[name] = Proposal(drafts[i], flat, i * width)
         return drafts
+
+
+# ---- rules that change logits --------------------------------------------------------------------
+
+
+def law(parameters: Any) -> dict[str, Any]:
+    """Return a request's sampling parameters for the operators. vLLM applies min-p before top-p,
+    the operators after it, so `process` applies min-p where a request has both."""
+    return {
+        "temperature": float(parameters.temperature),
+        "top_k": max(parameters.top_k, 0),
+        "top_p": float(parameters.top_p),
+        "min_p": 0.0 if parameters.top_p < 1 else float(parameters.min_p),
+    }
+
+
+def process(logits: torch.Tensor, counts: Sequence[int], batch: Any, states: Any) -> None:
+    """Apply allowed ids, bad words, minimum lengths, biases, penalties and thinking budgets, in the
+    order of vLLM's sampler. Rows change in place.
+
+    Args:
+        logits: [N, V] float32: for request i the rows after 0 ... counts[i] of its draft tokens.
+        counts: draft tokens of each request.
+        batch: the runner's input batch.
+        states: the runner's states of the batch's requests.
+    """
+    sampling, words = batch.sampling_metadata, batch.sampling_metadata.bad_words_token_ids
+    owners = [i for i, count in enumerate(counts) for _ in range(count + 1)]
+    rows = torch.tensor(owners, device=logits.device)
+    parts = logits.split([count + 1 for count in counts])
+    if sampling.allowed_token_ids_mask is not None:
+        logits.masked_fill_(sampling.allowed_token_ids_mask[rows], _NEGATIVE)
+    texts: list[list[int]] = []
+    if words or not sampling.no_penalties:
+        texts = [
+            [*states[i].output_token_ids, *sampling.spec_token_ids[i][:j]]
+            for i, count in enumerate(counts)
+            for j in range(count + 1)
+        ]
+    if words:
+        from vllm.v1.sample.ops.bad_words import apply_bad_words
+
+        by_row = {row: words[i] for row, i in enumerate(owners) if i in words}
+        apply_bad_words(logits, by_row, texts)
+    for span, state in zip(parts, states, strict=True):
+        parameters = state.sampling_params
+        early = parameters.min_tokens - len(state.output_token_ids)
+        if early > 0:
+            _forbid_ends(span[:early], parameters)
+        if parameters.logit_bias:
+            ids = torch.tensor(list(parameters.logit_bias), device=logits.device)
+            span[:, ids] += logits.new_tensor(list(parameters.logit_bias.values()))
+    if not sampling.no_penalties:
+        from vllm.v1.sample.ops.penalties import apply_all_penalties
+
+        apply_all_penalties(
+            logits,
+            sampling.prompt_token_ids[rows],
+            sampling.presence_penalties[rows],
+            sampling.frequency_penalties[rows],
+            sampling.repetition_penalties[rows],
+            texts,
+        )
+    holder = sampling.thinking_budget_state_holder
+    if holder is not None and holder.has_tracked_requests():
+        holder.update_state(sampling.output_token_ids, sampling.spec_token_ids, repeat_indices=None)
+        last = torch.cat([torch.arange(len(span)) == len(span) - 1 for span in parts])
+        for chosen, bonus in ((last, True), (~last, False)):
+            if bonus or any(counts):
+                drafts = sampling.spec_token_ids
+                logits[chosen] = holder.apply_to_logits(logits[chosen], bonus, drafts)
+    for span, state in zip(parts, states, strict=True):
+        parameters = state.sampling_params
+        if parameters.min_p > 0 and parameters.top_p < 1:
+            cut = span.amax(-1, keepdim=True) + parameters.temperature * math.log(parameters.min_p)
+            span.masked_fill_(span < cut, _NEGATIVE)
+
+
+def _forbid_ends(rows: torch.Tensor, parameters: Any) -> None:
+    ids = torch.tensor(sorted(parameters.all_stop_token_ids), dtype=torch.int64, device=rows.device)
+    ends = rows[:, ids]
+    rows[:, ids] = _NEGATIVE
+    if parameters.structured_outputs is not None:  # the grammar may allow no other id
+        rows[:, ids] = torch.where(rows.isneginf().all(1, keepdim=True), ends, rows[:, ids])
