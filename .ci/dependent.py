@@ -18,11 +18,12 @@ from functools import partial
 import torch
 
 import polyspec_ext._C  # noqa: F401, registers the operators
+from polyspec_ext.levels.fused import CachedLayers
 from polyspec_ext.ops import decoder
-from polyspec_ext.ops.decoder import LayerOperators, LayerParts, LayerShape
+from polyspec_ext.ops.decoder import LayerParts, LayerShape
 from polyspec_ext.quantization import weights as int4
 
-WIDTH, HEADS, GATED, LAYERS = 4096, 32, 11008, 32
+WIDTH, HEADS, GATED, LAYERS, EPSILON = 4096, 32, 11008, 32, 1e-5
 SLOTS, LENGTH, TURNS, REPLAYS = 512, 300, 2, 50
 DEVICE = "cuda"
 
@@ -42,12 +43,12 @@ def product_of(
     return partial(call, packed=packed, outputs=outputs, group=128)
 
 
-def layers_of(bits: int) -> LayerOperators:
+def layers_of(bits: int) -> CachedLayers:
     def norm() -> torch.Tensor:
         return torch.randn(WIDTH, device=DEVICE, dtype=torch.bfloat16)
 
     product = partial(product_of, bits)
-    return LayerOperators(
+    return CachedLayers(
         [
             LayerParts(
                 norm(), norm(), None, None, None, product(3 * WIDTH, WIDTH), product(WIDTH, WIDTH),
@@ -55,11 +56,12 @@ def layers_of(bits: int) -> LayerOperators:
             )
             for _ in range(LAYERS)
         ],
-        LayerShape(HEADS, HEADS, GATED, 1e-5, (WIDTH // HEADS) ** -0.5),
+        LayerShape(HEADS, HEADS, GATED, EPSILON, (WIDTH // HEADS) ** -0.5), range(LAYERS),
+        WIDTH // HEADS,
     )  # fmt: skip
 
 
-def pass_of(layers: LayerOperators, tokens: int) -> Callable[[], torch.Tensor]:
+def pass_of(layers: CachedLayers, tokens: int) -> Callable[[], torch.Tensor]:
     """Return a function that runs a pass over random states and slots."""
     head = WIDTH // HEADS
 
@@ -69,8 +71,14 @@ def pass_of(layers: LayerOperators, tokens: int) -> Callable[[], torch.Tensor]:
     keys, values = ([random(1, HEADS, SLOTS, head) for _ in range(LAYERS)] for _ in range(2))
     x, cosine, sine = random(1, tokens, WIDTH), random(1, tokens, head), random(1, tokens, head)
     lengths = torch.tensor([LENGTH], device=DEVICE)
-    caches = (None, keys, values, lengths, None, SLOTS, False)
-    return lambda: layers.run(x, cosine, sine, *caches)[0]
+
+    def attention(number: int, product: torch.Tensor) -> torch.Tensor:
+        slots = keys[number], values[number]
+        form = lengths, None, HEADS, None, None, EPSILON
+        query, _ = decoder.rotary_append(product, None, cosine, sine, *slots, *form)
+        return decoder.attention(query, *slots, None, layers.shape.scale, lengths=lengths)
+
+    return lambda: layers.through(x, attention)[0]
 
 
 def measured(run: Callable[[], torch.Tensor]) -> tuple[float, int]:

@@ -28,6 +28,7 @@ from transformers import LlamaConfig, Qwen3Config
 from .. import arguments, rooms
 from ..kv_cache.layers import additive, attend, query_positions, visible_slots
 from ..levels.base import InputBlock, LevelOutput
+from ..levels.fused import CachedLayers, cached_layers
 from ..levels.models import ModelLevel
 from ..tensors import RowCounts
 from .base import LONGEST, DraftBlock, DraftInput
@@ -98,12 +99,23 @@ class DFlashNetwork(RotaryNetwork):
     def forward(self, embeds: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Return the states of blocks of tokens, ``[B, T, H]``, as the output head reads them, from
         embeddings at positions ``[B or 1, T]``, with attention over the block and the context."""
-        cos, _, sin = self.rotation(embeds, positions)
-        states, rotation = embeds, (cos[:, None], sin[:, None])
-        for layer in self.layers:
-            states = layer(states, rotation, attention)
+        cos, sin, signed = self.rotation(embeds, positions)
+        if self.operators is not None:
+            heads = self.operators.heads
+
+            def attend(number: int, product: Tensor) -> Tensor:
+                return attention(number, *heads(number, product, cos, sin, len(embeds)))
+
+            states, _ = self.operators.through(embeds, attend)
+        else:
+            states, rotation = embeds, (cos[:, None], signed[:, None])
+            for layer in self.layers:
+                states = layer(states, rotation, attention)
         normed: Tensor = self.norm(states)
         return normed
+
+    def fused(self) -> CachedLayers | None:
+        return cached_layers(self, self.layers, range(len(self.layers)), all_known=True)
 
 
 class MarkovHead(nn.Module):

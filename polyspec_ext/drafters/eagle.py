@@ -14,9 +14,8 @@ from transformers import LlamaConfig
 
 from ..kv_cache import RollbackCache
 from ..kv_cache.layers import attend
-from ..levels.fused import layer_operators
+from ..levels.fused import CachedLayers, cached_layers
 from ..levels.models import ModelLevel
-from ..ops.decoder import LayerOperators
 from .checkpoint import REQUIRED, Reader, architectures, load_network
 from .heads import (
     Attention,
@@ -101,16 +100,18 @@ class EagleNetwork(RotaryNetwork):
 
     def read(self, embeds: Tensor, states: Tensor, where: Where, cache: RollbackCache) -> Tensor:
         positions, mask = where
-        if embeds.shape[1] > self.longest:
+        if self.operators is None:
             attention = partial(attend, cache, [mask] * len(self._numbers))
             out: Tensor = self(embeds, states, positions, attention)
             return out
         cos, sin, _ = self.rotation(states, positions.expand(-1, embeds.shape[1]))
         states, first = self._entering(self.layers[0], embeds, states)
-        return self.through_layers(states, (cos, sin), mask, cache, self._numbers, first)
+        # (States of a verifier may be a slice.)
+        states = states.contiguous()
+        return self.operators.run(states, (cos, sin), mask, cache, first=first)[0]
 
-    def fused(self) -> LayerOperators | None:
-        return layer_operators(list(self.layers), all_known=True)
+    def fused(self) -> CachedLayers | None:
+        return cached_layers(self, self.layers, self._numbers, all_known=True)
 
     def carried(self, states: Tensor) -> Tensor:
         normed: Tensor = self.norm(states) if self.config.norm_output else states

@@ -13,7 +13,6 @@ pairs with the head's states, until another verifier has read the tokens.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,12 +23,12 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedd
 
 from .. import arguments, rooms
 from ..kv_cache import RollbackCache
-from ..kv_cache.rollback import Slots
 from ..levels.base import InputBlock, Ints, LevelOutput, PromptBatch
-from ..levels.fused import pack_layers, use_fused
+from ..levels.fused import CachedLayers, epsilon_of, has_operators, is_norm, pack_layers
 from ..levels.models import ModelLevel, changes_of
+from ..levels.products import replaced
 from ..ops import verification
-from ..ops.decoder import FEW_TOKENS, LayerOperators
+from ..ops.decoder import rms_norm
 from ..tensors import IdMap, RowCounts
 from .base import LONGEST, DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from .checkpoint import Target
@@ -86,57 +85,26 @@ class HeadNetwork(nn.Module):
 
     Attributes:
         operators: the fused layers of a `packed` network; None: not fused.
-        key_shape: number of key heads of fused layers, and their width.
         longest: maximum tokens of a pass by fused layers, which needs no mask for a chain.
     """
 
     config: HeadConfig
-    operators: LayerOperators | None = None
-    key_shape: tuple[int, int] | None = None
+    operators: CachedLayers | None = None
     longest = 0
 
     def packed(self: _Network) -> _Network:
-        """Return a copy on packed weights, with fused norms, activations and layers of known
-        classes (`levels.fused`)."""
+        """Return a copy on packed weights, with norms as operators and fused layers
+        (`levels.fused`)."""
         twin = pack_layers(self)
-        use_fused(twin, plain_norms=True)
-        twin.operators = operators = twin.fused()
-        if operators is not None:
-            layers: Any = twin.layers
-            attends = layers[0].self_attn
-            size = attends.q_proj.merged.sizes[1]
-            twin.key_shape = size // attends.head_dim, attends.head_dim
-            on_cuda = operators.norms[0].is_cuda
-            twin.longest = FEW_TOKENS if on_cuda else sys.maxsize
+        operators = twin.fused()
+        if has_operators(twin):
+            twin = replaced(twin, is_norm, lambda norms: OperatorNorm(norms[0]), merge=False)
+        twin.operators, twin.longest = operators, 0 if operators is None else operators.longest
         return twin
 
-    def fused(self) -> LayerOperators | None:
-        """Return the layers of a packed copy as operators; None: layers of unknown classes."""
+    def fused(self) -> CachedLayers | None:
+        """Return the fused layers of a packed copy; None: layers of unknown classes."""
         return None
-
-    def through_layers(
-        self,
-        x: Tensor,
-        rotation: Rotation,
-        mask: Tensor | None,
-        cache: RollbackCache,
-        numbers: tuple[int, ...],
-        first: Tensor | None = None,
-    ) -> Tensor:
-        """Return states ``[B, T, H]`` after the fused layers `numbers` of the cache; the rotation
-        is ``[B or 1, T, D]``, and `first` as in `LayerOperators`."""
-        rows = cache.rows
-        slots: Slots | None = rows.memory.get(numbers) or cache.memory_of(numbers)
-        assert self.operators is not None
-        assert slots is not None, "the cache is allocated"
-        rows.seen.update(numbers)
-        x = x.contiguous()  # states of a verifier may be a slice
-        states, _, status = self.operators.run(
-            x, *rotation, mask, *slots, rows.base, rows.counts, rows.span, False, (), first
-        )
-        if rows.at is None:  # else the host has checked the capacity
-            rows.status.bitwise_or_(status)
-        return states
 
     def fuse(self, features: Tensor) -> Tensor:
         """Project the verifier's hidden states ``[B, T, feature_size]`` to the states ``[B, T, H]``
@@ -220,6 +188,18 @@ class RotaryNetwork(HeadNetwork):
         signed = sin.clone()
         signed[..., : sin.shape[-1] // 2].neg_()
         return cos, sin, signed
+
+
+class OperatorNorm(nn.Module):
+    """A norm (`levels.fused.is_norm`) by `ops.decoder.rms_norm`."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight, self.epsilon = norm.weight, epsilon_of(norm)
+
+    def forward(self, states: Tensor) -> Tensor:
+        rows = states.reshape(-1, states.shape[-1]).contiguous()
+        return rms_norm(rows, self.weight, self.epsilon).view(states.shape)
 
 
 class HeadLayer(nn.Module):
@@ -350,8 +330,8 @@ class HeadPasses:
         """Begin a batch of `batch` rows, the longest of `capacity` tokens."""
         self._weights = self.passes = None
         self.features.begin(batch, capacity)
-        if self._runs.key_shape is not None:
-            self.features.allocate(*self._runs.key_shape)
+        if self._runs.operators is not None:
+            self.features.allocate(*self._runs.operators.key_shape)
 
     def reserve_span(self, tokens: int, followed: bool = False) -> rooms.MemoryKey | None:
         """Reserve a span (`FeatureCache.reserve_span`) with all tensors that passes use beside

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kv_cache import RollbackCache
-from ..levels.fused import layer_operators
+from ..levels.fused import CachedLayers, cached_layers
 from ..levels.models import ModelLevel, cache_name, decoder_layers
-from ..ops.decoder import LayerOperators
 from . import checkpoint
 from .checkpoint import Target
 from .features import LAST
@@ -181,11 +180,9 @@ class MTPNetwork(HeadNetwork):
     def read(self, embeds: Tensor, states: Tensor, where: Where, cache: RollbackCache) -> Tensor:
         x, (positions, mask) = self.fc(self.paired(embeds, states)), where
         positions = positions.expand(x.shape[:2])
-        if x.shape[1] <= self.longest:
+        if self.operators is not None:
             rotation = self._rotary[0](x, positions)
-            layers: Any = self.layers
-            numbers = tuple(layer.self_attn.layer_idx for layer in layers)
-            fused: Tensor = self.norm(self.through_layers(x, rotation, mask, cache, numbers))
+            fused: Tensor = self.norm(self.operators.run(x, rotation, mask, cache)[0])
             return fused
         options: dict[str, Any] = {self._cache_name: cache, "position_ids": positions}
         if _is_indexed(self.config.blocks):
@@ -200,8 +197,9 @@ class MTPNetwork(HeadNetwork):
         normed: Tensor = self.norm(x)
         return normed
 
-    def fused(self) -> LayerOperators | None:
-        return layer_operators(list(self.layers)) if self._rotary[0] is not None else None
+    def fused(self) -> CachedLayers | None:
+        numbers = range(len(self.layers))
+        return cached_layers(self, self.layers, numbers) if self._rotary[0] is not None else None
 
 
 def _is_indexed(text: Any) -> bool:

@@ -329,6 +329,27 @@ def takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> boo
     )
 
 
+def attended(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """Attend from the queries ``[B, Hq, T, D]`` to keys ``[B, Hkv, N, D]`` and values by an
+    additive mask (None: a query sees all slots, or earlier ones if `causal`). Scores are scaled by
+    `scale` (None: ``D ** -0.5``). Returns ``[B, T, Hq, D]``."""
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    if takes(q, keys, values, mask):
+        return decoder.attention(q, keys, values, mask, scale, causal)
+    grouped = keys.shape[1] != q.shape[1]
+    out = F.scaled_dot_product_attention(
+        q, keys, values, mask, 0.0, causal, scale=scale, enable_gqa=grouped
+    )
+    return out.transpose(1, 2)
+
+
 def attend(
     cache: Cache,
     masks: Sequence[Tensor | None],
@@ -338,11 +359,6 @@ def attend(
     v: Tensor,
 ) -> Tensor:
     """Append keys ``[B, Hkv, T, D]`` and values to a layer of a cache that is prepared for them,
-    and attend from the queries ``[B, Hq, T, D]``, by the additive mask of the layer (None: a query
-    sees all slots). Returns ``[B, T, Hq, D]``."""
-    (keys, values), mask = cache.update(k, v, layer), masks[layer]
-    if takes(q, keys, values, mask):
-        return decoder.attention(q, keys, values, mask, q.shape[3] ** -0.5)
-    grouped = keys.shape[1] != q.shape[1]
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)
-    return out.transpose(1, 2)
+    and return `attended` with the mask of the layer."""
+    keys, values = cache.update(k, v, layer)
+    return attended(q, keys, values, masks[layer])

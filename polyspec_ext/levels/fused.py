@@ -1,22 +1,24 @@
 """Passes of a model over packed products (`levels.products`): attention over grouped keys without
-copies, fused decoder layers of known families, and all layers in a single call.
+copies, and the layers of known families by operators.
 
 Eager layers run some 60 small operators between their products, which on the CPU take as long as
-the products of a single-token pass. On CUDA a fused layer has at most 10 launches. Results are
-block-invariant: a token has the same bits alone, in a verification, in a batch and in its prompt
-(on CUDA torch's products are not). Passes run a copy of the modules. A model that runs unmodified
-keeps its attention, because the rounding of attention is part of its distribution.
+the products of a single-token pass. On CUDA a layer by operators has at most 10 launches. Results
+are block-invariant: a token has the same bits alone, in a verification, in a batch and in its
+prompt (on CUDA torch's products are not). Passes run a copy of the modules: there are two ways to
+run a layer, because models of other families and models with hooks need transformers' modules. A
+model that runs unmodified keeps its attention, because the rounding of attention is part of its
+distribution.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -27,10 +29,10 @@ from transformers.masking_utils import sdpa_mask
 
 from .. import progress
 from ..kv_cache import RollbackCache, device_of
-from ..kv_cache.layers import takes
+from ..kv_cache.layers import attended, takes
 from ..kv_cache.rollback import Slots
 from ..ops import decoder as operators
-from ..ops.decoder import DecoderLayers, LayerOperators, LayerParts, LayerShape
+from ..ops.decoder import DecoderLayers, LayerParts, LayerShape
 from ..tensors import gather
 from .base import LevelOutput
 from .products import (
@@ -80,23 +82,15 @@ def grouped_attention(
     extras = _MORE.intersection(arguments)
     other = causal and tokens != key.shape[2]
     other = other or bool(extras and any(arguments[name] is not None for name in extras))
-    taken = not other and takes(query, key, value, attention_mask)
     calls = _calls.get()
     if calls is not None:
-        calls.append(taken)
+        calls.append(not other and takes(query, key, value, attention_mask))
     if other:
         plain: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **arguments
         )
         return plain
-    if taken:
-        scale = query.shape[3] ** -0.5 if scaling is None else scaling
-        attended = operators.attention(query, key, value, attention_mask, scale, causal)
-        return attended, None
-    out = nn.functional.scaled_dot_product_attention(
-        query, key, value, attention_mask, dropout, causal, scale=scaling, enable_gqa=True
-    )
-    return out.transpose(1, 2).contiguous(), None
+    return attended(query, key, value, attention_mask, scaling, causal).contiguous(), None
 
 
 @contextmanager
@@ -136,130 +130,235 @@ def use_grouped(made: nn.Module) -> None:
             module.config = copies[id(before)]
 
 
-# ---- fused decoder layers ------------------------------------------------------------------------
+# ---- layers of known families --------------------------------------------------------------------
 
 # Families: transformers' module name to class prefix.
 _FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _FUSED_DTYPES = (torch.float32, torch.bfloat16)
 _SILU = ("SiLU", "SiLUActivation")
 _WIDEST_HEAD = 512  # maximum of `ops.decoder.rotary`
+_PRODUCTS = ("attention_in", "attention_out", "gated_in", "gated_out")  # of `LayerParts`
 
 
-class _Norm(nn.Module):
-    """RMSNorm by a fused operator."""
+class CachedLayers:
+    """Layers of equal shape over a `RollbackCache`, with a single operator each for norms, heads
+    and activations.
 
-    weight: Tensor
-    variance_epsilon: float
+    Where keys and values are in one place, operators write them there. Elsewhere the cache appends
+    them: in a first pass, which allocates memory, in a streaming cache, and with masks by type of
+    layer. The bits are the same.
 
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        rows = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
-        normed = operators.rms_norm(rows, self.weight, self.variance_epsilon)
-        return normed.view(hidden_states.shape)
+    On CUDA a layer is 9 launches if each product is one launch, 8 in 4 bits, and one more where
+    attention reads more than 512 slots. The device reads the number of slots that queries see.
 
+    Args:
+        layers: with functions as products.
+        shape: of all layers.
+        numbers: of the layers in a cache.
+        head_dim: D.
 
-class _Mlp(nn.Module):
-    """Gated layer over merged projections."""
-
-    gate_proj: Part
-    down_proj: RowProduct
-
-    def forward(self, x: Tensor) -> Tensor:
-        linear: Any = self.gate_proj.merged.linear
-        gated = linear.gated_function()(x.reshape(-1, x.shape[-1]))
-        return self.down_proj.forward(gated).view(x.shape)
-
-
-class _Attention(nn.Module):
-    """Attention over merged projections."""
-
-    q_proj: Part
-    o_proj: RowProduct
-    q_norm: _Norm
-    k_norm: _Norm
-    head_dim: int
-    layer_idx: int
-    scaling: float
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        attention_mask: Tensor | None = None,
-        cache: Any = None,
-        past_key_values: Any = None,
-        **arguments: Any,
-    ) -> tuple[Tensor, None]:
-        merged, width = self.q_proj.merged, self.head_dim
-        batch, tokens, features = hidden_states.shape
-        linear: Any = merged.linear
-        product = linear.product(hidden_states.reshape(-1, features))
-        heads, groups = merged.sizes[0] // width, merged.sizes[1] // width
-        norms: tuple[Any, ...] = (None, None, 0.0)
-        if hasattr(self, "q_norm"):
-            norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.variance_epsilon
-        query, key, value = operators.rotary(
-            product, linear.late_bias, *position_embeddings, batch, heads, groups, *norms
-        )
-        cache = past_key_values if cache is None else cache  # argument name in older releases
-        if cache is not None:
-            key, value = cache.update(key, value, self.layer_idx)
-        attended, _ = grouped_attention(
-            self, query, key, value, attention_mask, scaling=self.scaling, **arguments
-        )
-        rows = self.o_proj.forward(attended.view(batch * tokens, heads * width))
-        return rows.view(batch, tokens, -1), None
-
-
-class _Layer(nn.Module):
-    """A decoder layer: attention and the gated layer, each after a norm and with a residual sum."""
-
-    self_attn: nn.Module
-    mlp: nn.Module
-    input_layernorm: _Norm
-    post_attention_layernorm: _Norm
-
-    def forward(self, hidden_states: Tensor, **arguments: Any) -> Tensor:
-        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **arguments)
-        norm, shape = self.post_attention_layernorm, hidden_states.shape
-        rows = hidden_states.reshape(-1, shape[-1])
-        residual, normed = operators.add_rms_norm(
-            rows, attended.reshape(rows.shape), norm.weight, norm.variance_epsilon
-        )
-        output: Tensor = residual.view(shape) + self.mlp(normed.view(shape))
-        return output
-
-
-@torch.inference_mode()
-def use_fused(made: nn.Module, plain_norms: bool = False) -> None:
-    """Replace known modules of `made` by fused modules, with a single operator each for norms,
-    heads and activations (`ops.decoder`); the module objects must be the caller's.
-
-    A module is replaced if it is exactly a class of `transformers` of the families above and its
-    submodules have no hooks; with `plain_norms` also torch's `RMSNorm`, which rounds differently.
+    Attributes:
+        key_shape: number of key heads, and their width.
+        longest: maximum tokens of a chain in a pass without a mask, with keys and values in one
+            place: queries look up how many slots they see.
     """
-    dtypes = {parameter.dtype for parameter in made.parameters()}
-    if len(dtypes) != 1 or not dtypes < set(_FUSED_DTYPES):
-        return
-    norms: Any = made.modules() if plain_norms else ()
-    for norm in norms:
-        kind: Any = type(norm)
-        if kind is nn.RMSNorm and _fits_norm(norm):
-            norm.variance_epsilon = norm.eps
-            norm.__class__ = _subclass(kind, _Norm)
-    for name, fits, kind in (
-        ("RMSNorm", _fits_norm, _Norm),
-        ("MLP", _fits_mlp, _Mlp),
-        ("Attention", _fits_attention, _Attention),
-        # A layer needs the fused norm from above.
-        ("DecoderLayer", lambda layer: _runs(layer.post_attention_layernorm, _Norm), _Layer),
-    ):
-        for module in made.modules():
-            base: Any = type(module)
-            if _is_known(base, name) and fits(module):
-                module.__class__ = _subclass(base, kind)
+
+    def __init__(
+        self,
+        layers: Sequence[LayerParts],
+        shape: LayerShape,
+        numbers: Sequence[int],
+        head_dim: int,
+    ) -> None:
+        self.layers, self.shape = layers, shape
+        self.numbers, self.key_shape = tuple(numbers), (shape.groups, head_dim)
+        on_cuda = layers[0].gated_norm.is_cuda
+        self.longest = operators.FEW_TOKENS if on_cuda else sys.maxsize
+        if head_dim not in operators.WIDTHS:
+            self.longest = 0
+
+    def run(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        mask: Any,
+        cache: RollbackCache,
+        taken: Sequence[int] = (),
+        first: Tensor | None = None,
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Run a pass for which `cache` is prepared.
+
+        Args:
+            x, taken, first: as in `through`.
+            rotation: cosines and sines, ``[B or 1, T, D]``.
+            mask: of `RollbackCache.inputs`.
+
+        Returns:
+            As `through`.
+        """
+        rows, numbers, width = cache.rows, self.numbers, x.shape[1]
+        # Several tokens without a mask begin a text.
+        causal = mask is None and width > 1
+        slots: Slots | None = None
+        if width <= self.longest and not isinstance(mask, dict):
+            slots = rows.memory.get(numbers) or cache.memory_of(numbers)
+        if slots is None:
+            masks = [mask[kind] if isinstance(mask, dict) else mask for kind in cache.types]
+
+            def appended(number: int, product: Tensor) -> Tensor:
+                query, keys, values = self.heads(number, product, *rotation, len(x))
+                keys, values = cache.update(keys, values, numbers[number])
+                seen = masks[numbers[number]]
+                return attended(query, keys, values, seen, self.shape.scale, causal)
+
+            return self.through(x, appended, taken, first)
+        rows.seen.update(numbers)
+        base, counts, span = rows.base, rows.counts, rows.span
+        (heads, _, _, epsilon, scale), visible = self.shape, base if mask is None else None
+        status = rows.status
+
+        def in_place(number: int, product: Tensor) -> Tensor:
+            nonlocal status  # the same in every layer
+            layer, key, value = self.layers[number], slots[0][number], slots[1][number]
+            query, status = operators.rotary_append(
+                product, layer.attention_bias, *rotation, key, value, base, counts, heads,
+                layer.query_norm, layer.key_norm, epsilon,
+            )  # fmt: skip
+            key, value = key.narrow(2, 0, span), value.narrow(2, 0, span)
+            return operators.attention(query, key, value, mask, scale, lengths=visible)
+
+        states, entering = self.through(x, in_place, taken, first)
+        if rows.at is None:  # else the host knows that there was room
+            rows.status.bitwise_or_(status)
+        return states, entering
+
+    def heads(
+        self, number: int, product: Tensor, cosine: Tensor, sine: Tensor, batch: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values from the product of a layer's `attention_in`, as
+        `ops.decoder.rotary` does."""
+        layer, (heads, groups, _, epsilon, _) = self.layers[number], self.shape
+        norms = layer.query_norm, layer.key_norm, epsilon
+        sizes = batch, heads, groups
+        return operators.rotary(product, layer.attention_bias, cosine, sine, *sizes, *norms)
+
+    def through(
+        self,
+        x: Tensor,
+        attention: Callable[[int, Tensor], Tensor],
+        taken: Sequence[int] = (),
+        first: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run a pass with any attention.
+
+        Args:
+            x: ``[B, T, N]``, contiguous.
+            attention: returns the results of the heads, ``[B, T, heads, D]``, from the number of a
+                layer and the product of its `attention_in`, ``[B * T, any]``.
+            taken: layers with input states to return, ascending.
+            first: ``[B, T, any]``, read by the first layer's attention instead of the norm of `x`.
+
+        Returns:
+            The states after the last layer, ``[B, T, N]``, and before each of the layers `taken`.
+        """
+        shape, epsilon = x.shape, self.shape.epsilon
+        rows, update = x.reshape(-1, shape[2]), None
+        states = list[Tensor]()
+        for number, layer in enumerate(self.layers):
+            norm = layer.attention_norm
+            if update is not None:
+                assert norm is not None
+                rows, normed = operators.add_rms_norm(rows, update, norm, epsilon)
+            elif first is not None:
+                normed = first.flatten(0, 1)
+            else:
+                assert norm is not None
+                normed = operators.rms_norm(rows, norm, epsilon)
+            if number in taken:
+                states.append(rows.view(shape))
+            results = attention(number, layer.attention_in(normed))
+            added = layer.attention_out(results.flatten(2).flatten(0, 1))
+            rows, normed = operators.add_rms_norm(rows, added, layer.gated_norm, epsilon)
+            update = layer.gated_out(layer.gated_in(normed))
+        assert update is not None
+        return (rows + update).view(shape), states
 
 
-def _is_known(kind: type, name: str) -> bool:
+def cached_layers(
+    module: nn.Module,
+    layers: Any,
+    numbers: Sequence[int],
+    all_known: bool = False,
+) -> CachedLayers | None:
+    """Return the layers of a packed copy; None: they have hooks, different shapes, or another
+    computation than Llama's.
+
+    Args:
+        module: the copy (`pack_layers`), which has the layers.
+        numbers: of the layers in a cache.
+        all_known: the layers and their attention are of other classes with Llama's submodules and
+            computation; the first may have no norm before its attention.
+    """
+    if not has_operators(module) or any(map(hooked, module.modules())):
+        return None
+    if not all(_is_computed(layer, all_known) for layer in layers):
+        return None
+    shapes = {(_shape(layer), layer.self_attn.head_dim) for layer in layers}
+    if len(shapes) != 1:
+        return None
+    ((shape, head_dim),) = shapes
+
+    def function(name: str, product: RowProduct) -> Any:
+        # A late bias is added where the heads are split.
+        if name == "attention_in" and product.late:
+            return product.product
+        return product.gated_function() if name == "gated_in" else product.function()
+
+    return CachedLayers(_with_products(layers, function), shape, numbers, head_dim)
+
+
+def _with_products(layers: Any, of: Callable[[str, RowProduct], Any]) -> list[LayerParts]:
+    parts = list(map(_parts, layers))
+    made = [{name: of(name, getattr(each, name)) for name in _PRODUCTS} for each in parts]
+    return [each._replace(**products) for each, products in zip(parts, made, strict=True)]
+
+
+def _in_one_call(layers: Any, known: CachedLayers) -> DecoderLayers | None:
+    """Return the layers `known` with matrices as products; None: no such matrices."""
+
+    def matrices(name: str, product: RowProduct) -> Any:
+        late = product.late_bias is not None and name != _PRODUCTS[0]
+        return () if late else product.matrices()
+
+    parts = _with_products(layers, matrices)
+    on_cpu = not parts[0].gated_norm.is_cuda
+    if on_cpu and known.longest and all(all(each[-len(_PRODUCTS) :]) for each in parts):
+        return DecoderLayers(parts, known.shape)
+    return None
+
+
+def has_operators(module: nn.Module) -> bool:
+    """Return whether all parameters have one data type and one device that the operators of layers
+    support."""
+    kinds = {(parameter.dtype, parameter.device) for parameter in module.parameters()}
+    return len(kinds) == 1 and all(
+        dtype in _FUSED_DTYPES and device.type in ("cpu", "cuda") for dtype, device in kinds
+    )
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return whether a module is exactly an RMSNorm of torch or of a known family."""
+    return type(module) is nn.RMSNorm or _is_known(module, "RMSNorm")
+
+
+def epsilon_of(norm: Any) -> float:
+    """Return the epsilon of a norm (`is_norm`)."""
+    epsilon: Any = norm.eps if type(norm) is nn.RMSNorm else norm.variance_epsilon
+    return float(epsilon)
+
+
+def _is_known(module: Any, name: str) -> bool:
+    kind = type(module)
     return any(
         kind.__module__ == f"transformers.models.{family}.modeling_{family}"
         and kind.__name__ == prefix + name
@@ -267,96 +366,83 @@ def _is_known(kind: type, name: str) -> bool:
     )
 
 
-@functools.cache
-def _subclass(base: type, kind: type) -> type:
-    # Cached: the same class for every model.
-    return type(f"Fused{base.__name__}", (kind, base), {})
-
-
-def _runs(module: nn.Module, kind: type) -> bool:
-    return isinstance(module, kind) and not hooked(module)
-
-
-def _fits_norm(module: Any) -> bool:
-    return module.weight.device.type in ("cpu", "cuda")
-
-
-def _fits_mlp(module: Any) -> bool:
-    if type(module.act_fn).__name__ not in _SILU or hooked(module.act_fn):
+def _is_computed(layer: Any, all_known: bool) -> bool:
+    attends: Any = getattr(layer, "self_attn", None)
+    mlp: Any = getattr(layer, "mlp", None)
+    known = _is_known(layer, "DecoderLayer") and _is_known(attends, "Attention")
+    if not (known or all_known) or not _is_known(mlp, "MLP"):
         return False
-    return _are_merged(module, "gate_proj", "up_proj") and _runs(module.down_proj, RowProduct)
+    norms = _norms_of(layer)
+    if all_known and isinstance(norms[0], nn.Identity):
+        norms = norms[1:]
+    merged = attends.q_proj, attends.k_proj, attends.v_proj, mlp.gate_proj, mlp.up_proj
+    return (
+        type(mlp.act_fn).__name__ in _SILU
+        and all(isinstance(projection, Part) for projection in merged)
+        and all(isinstance(product, RowProduct) for product in (attends.o_proj, mlp.down_proj))
+        and all(map(is_norm, norms))
+        and len(set(map(epsilon_of, norms))) == 1
+        and attends.head_dim % 2 == 0
+        and attends.head_dim <= _WIDEST_HEAD
+    )
 
 
-def _fits_attention(module: Any) -> bool:
-    if getattr(module.config, "_attn_implementation", None) != NAME:
-        return False
-    if not (_are_merged(module, "q_proj", "k_proj", "v_proj") and _runs(module.o_proj, RowProduct)):
-        return False
-    norms = [module.q_norm, module.k_norm] if hasattr(module, "q_norm") else []
-    alike = len({norm.variance_epsilon for norm in norms}) < 2
-    width = module.head_dim % 2 == 0 and module.head_dim <= _WIDEST_HEAD
-    return alike and width and all(_runs(norm, _Norm) for norm in norms)
+def _norms_of(layer: Any) -> list[Any]:
+    attends = layer.self_attn
+    heads = [attends.q_norm, attends.k_norm] if hasattr(attends, "q_norm") else []
+    return [layer.input_layernorm, layer.post_attention_layernorm, *heads]
 
 
-def _are_merged(module: Any, *names: str) -> bool:
-    # Whether the projections are exactly a merged product, in that order.
-    parts = [getattr(module, name) for name in names]
-    if not all(_runs(p, Part) for p in parts):
-        return False
-    merged = parts[0].merged
-    in_order = all(p.merged is merged and p.index == i for i, p in enumerate(parts))
-    return in_order and len(merged.sizes) == len(parts) and _runs(merged.linear, RowProduct)
+def _shape(layer: Any) -> LayerShape:
+    attends, gated = layer.self_attn, layer.mlp.gate_proj.out_features
+    heads, groups = (size // attends.head_dim for size in attends.q_proj.merged.sizes[:2])
+    epsilon = epsilon_of(layer.post_attention_layernorm)
+    return LayerShape(heads, groups, gated, epsilon, attends.scaling)
 
 
-# ---- all layers in a single call -----------------------------------------------------------------
+def _parts(layer: Any) -> LayerParts:
+    """Return the parts of a layer, with modules as products."""
+    attends, mlp = layer.self_attn, layer.mlp
+    first = attends.q_proj.merged.linear
+    norms: list[Any] = [getattr(norm, "weight", None) for norm in _norms_of(layer)]
+    weights: list[Any] = [None if norm is None else norm.detach() for norm in norms]
+    before, after, query, key = (*weights, None, None)[:4]
+    products = first, attends.o_proj, mlp.gate_proj.merged.linear, mlp.down_proj
+    return LayerParts(before, after, first.late_bias, query, key, *products)
 
 
 class StackedPass:
-    """Passes of a model with fused layers of equal shape: embeddings, layers, norm and head,
-    instead of transformers' forward. Results are bit-identical to passes layer by layer.
+    """Passes of a packed model of a known family: embeddings, layers, norm and head, instead of
+    transformers' forward. On the CPU a token has the same bits in every pass.
 
-    Layer by layer, a short pass of a small model spends much of its time between its products, on
+    Module by module, a short pass of a small model spends much of its time between its products, on
     calls, allocations and checks.
     """
 
-    def __init__(self, model: Any, native: DecoderLayers | LayerOperators) -> None:
-        self.model, self.native, self._run = model, native, native.run
-        # Queries look up how many slots they see, so that a chain of tokens needs no mask.
-        self.by_lengths = isinstance(native, LayerOperators)
-        self._widest = operators.FEW_TOKENS if self.by_lengths else sys.maxsize
-        layers: list[Any] = list(model.model.layers)
-        self.numbers = tuple(layer.self_attn.layer_idx for layer in layers)
-        self._entered = frozenset(range(len(layers)))  # layers with a state before them
-        # Checked by every pass. The tables and parameters keep their identity when hooks are added
-        # or memory is replaced.
-        self._hooks = [
-            table
-            for module in (model, model.model, *layers, model.model.norm)
-            for table in (module._forward_hooks, module._forward_pre_hooks)
-        ]
-        self._norms = [norm.weight for layer in layers for norm in _norms_of(layer)]
+    def __init__(
+        self, model: Any, layers: CachedLayers, native: DecoderLayers | None = None
+    ) -> None:
+        self.model, self.layers = model, layers
+        self.native = native  # a single call, where keys and values are in one place
+        self.longest = layers.longest if native is None else 0  # of passes without a mask
+        self._entered = frozenset(range(len(layers.numbers)))  # layers with a state before them
         head = model.get_output_embeddings()
         self._head = head.function() if isinstance(head, DenseLinear) else head
 
-    def needs_mask(self, cache: Any, width: int) -> bool:
-        """Return whether a pass of `width` tokens of a chain needs a mask, because the model's
-        forward may have to run it."""
-        if not self.by_lengths or width > operators.FEW_TOKENS or any(self._hooks):
-            return True
-        as_made = all(map(Tensor.is_set_to, self._norms, self.native.norms))
-        return not (as_made and isinstance(cache, RollbackCache) and cache.in_one_place)
+    def needs_mask(self, cache: RollbackCache, width: int) -> bool:
+        """Return whether a pass of `width` tokens of a chain needs a mask."""
+        return width > self.longest or not cache.in_one_place
 
     def __call__(
         self,
         tokens: Tensor,
         inputs: dict[str, Any],
-        cache: Any,
+        cache: RollbackCache,
         keep: int,
         indices: Tensor | None = None,
         hidden_layers: Sequence[int] = (),
-    ) -> LevelOutput | None:
-        """Run the pass. Returns None, without any effect, if the model's forward has to run it, as
-        with hooks or another type of cache.
+    ) -> LevelOutput:
+        """Run a pass.
 
         Args:
             tokens: ``[B, T]`` int64.
@@ -366,141 +452,48 @@ class StackedPass:
             hidden_layers: layers of requested hidden states (`levels.base.Hidden`).
         """
         body = self.model.model
-        if not isinstance(cache, RollbackCache) or "position_ids" not in inputs:
-            return None
-        # Norms belong to the user's model, and may have been moved or converted.
-        if any(self._hooks) or not all(map(Tensor.is_set_to, self._norms, self.native.norms)):
-            return None
-        rows, mask, width = cache.rows, inputs["attention_mask"], tokens.shape[1]
-        if isinstance(mask, dict) or width > self._widest:
-            return None
-        # Several tokens without a mask begin a text.
-        causal = mask is None and width > 1
-        if causal and rows.span != width and not self.by_lengths:
-            return None
-        slots: Slots | None = rows.memory.get(self.numbers) or cache.memory_of(self.numbers)
-        if slots is None:
-            return None
-        rows.seen.update(self.numbers)
-        x = body.embed_tokens(tokens)
-        cosine, sine = body.rotary_emb(x, inputs["position_ids"])
-        count = len(self.numbers)
+        x, norm = body.embed_tokens(tokens), body.norm
+        rotation = body.rotary_emb(x, inputs["position_ids"])
         taken = sorted(self._entered.intersection(hidden_layers))
-        deepest, entering, status = self._run(
-            x, cosine, sine, mask, *slots, rows.base, rows.counts, rows.span, causal, taken
-        )
-        if rows.at is None:  # else the host knows that there was room
-            rows.status.bitwise_or_(status)
-        norm = body.norm
+        rows, mask, numbers = cache.rows, inputs["attention_mask"], self.layers.numbers
+        slots: Slots | None = None
+        if self.native is not None and not isinstance(mask, dict):
+            slots = rows.memory.get(numbers) or cache.memory_of(numbers)
+        entering: Any
+        if self.native is None or slots is None:
+            deepest, entering = self.layers.run(x, rotation, mask, cache, taken)
+        else:
+            rows.seen.update(numbers)
+            causal = mask is None and tokens.shape[1] > 1  # which begins a text
+            deepest, entering, status = self.native.run(
+                x, *rotation, mask, *slots, rows.base, rows.counts, rows.span, causal, taken
+            )
+            if rows.at is None:  # else the host knows that there was room
+                rows.status.bitwise_or_(status)
         last = operators.rms_norm(deepest.flatten(0, 1), norm.weight, norm.variance_epsilon)
         last = last.view(deepest.shape)
         rows_with_logits = last[:, -keep:] if indices is None else gather(last, indices)
         logits = self._head(rows_with_logits.flatten(0, 1)).unflatten(0, rows_with_logits.shape[:2])
         if not hidden_layers:
             return LevelOutput(logits)
+        count = len(self._entered)
         states = {**dict(zip(taken, entering, strict=True)), count: deepest, -1: last}
         return LevelOutput(logits, {layer: states[layer] for layer in hidden_layers})
 
 
 def stacked_pass(model: Any) -> StackedPass | None:
-    """Return the pass of a model with fused layers of equal shape, on the CPU a single call for all
-    layers; None: another model."""
+    """Return the passes of a packed copy of a model, or None: its forward runs them, because it is
+    of another family or has hooks, which need modules."""
     body: Any = getattr(model, "model", None)
-    if not (_is_known(type(model), "ForCausalLM") and _is_known(type(body), "Model")):
+    if not (_is_known(model, "ForCausalLM") and _is_known(body, "Model")):
         return None
-    layers: list[Any] = list(body.layers)
-    whole = all(isinstance(x, _Layer) and _runs(x.self_attn, _Attention) for x in layers)
-    known = layer_operators(layers, all_known=True) if whole and _runs(body.norm, _Norm) else None
-    if known is None or known.norms[0].is_cuda:
-        return None if known is None else StackedPass(model, known)
-    weights = [weight for weight in map(_weights, layers) if weight is not None]
-    if len(weights) < len(layers):
+    if model.config._attn_implementation != NAME or not _is_known(body.norm, "RMSNorm"):
         return None
-    return StackedPass(model, DecoderLayers(weights, known.shape))
-
-
-def layer_operators(layers: Sequence[Any], all_known: bool = False) -> LayerOperators | None:
-    """Return layers to run operator by operator; None: layers of different shapes or unknown class.
-
-    Args:
-        layers: of a copy after `pack_layers` and `use_fused`.
-        all_known: layers of any class, with the submodules and computation of Llama's layers; the
-            first may have no norm before its attention.
-    """
-    fused = bool(layers) and all(
-        (all_known or (isinstance(layer, _Layer) and _is_known(type(layer.self_attn), "Attention")))
-        and _are_merged(layer.self_attn, "q_proj", "k_proj", "v_proj")
-        and _runs(layer.self_attn.o_proj, RowProduct)
-        and _runs(layer.mlp, _Mlp)
-        and all(_runs(norm, _Norm) for norm in _norms_of(layer))
-        for layer in layers
-    )
-    shape = _shape_of_all(layers) if fused else None
-    return None if shape is None else LayerOperators(list(map(_products, layers)), shape)
-
-
-def _shape_of_all(layers: Sequence[Any]) -> LayerShape | None:
-    """Return the common shape of layers; None: shapes differ or heads are not supported."""
-    if layers[0].self_attn.head_dim not in operators.WIDTHS:
+    numbers = [layer.self_attn.layer_idx for layer in body.layers]
+    layers = cached_layers(model, body.layers, numbers)
+    if layers is None:
         return None
-    norms = [norm for layer in layers for norm in _norms_of(layer)]
-    facts: list[set[Any]] = [
-        {_shape(layer) for layer in layers},
-        {(norm.weight.dtype, norm.weight.is_contiguous(), norm.weight.device) for norm in norms},
-        {norm.variance_epsilon for norm in norms},
-        *(
-            {len(weight) for weight in of_place if weight is not None}
-            for of_place in zip(*map(_norm_weights, layers), strict=True)
-        ),
-    ]
-    return None if any(len(fact) > 1 for fact in facts) else facts[0].pop()
-
-
-def _shape(layer: Any) -> LayerShape:
-    attends, width = layer.self_attn, layer.self_attn.head_dim
-    heads, groups = (size // width for size in attends.q_proj.merged.sizes[:2])
-    epsilon, scale = layer.post_attention_layernorm.variance_epsilon, attends.scaling
-    return LayerShape(heads, groups, layer.mlp.gate_proj.merged.sizes[0], epsilon, scale)
-
-
-def _products_of(layer: Any) -> list[RowProduct]:
-    attends, mlp = layer.self_attn, layer.mlp
-    return [
-        attends.q_proj.merged.linear, attends.o_proj, mlp.gate_proj.merged.linear, mlp.down_proj
-    ]  # fmt: skip
-
-
-def _weights(layer: Any) -> LayerParts | None:
-    products = _products_of(layer)
-    matrices = [product.matrices() for product in products]
-    # A bias added after the rounding is supported only where the heads are split.
-    if not all(matrices) or any(product.late_bias is not None for product in products[1:]):
-        return None
-    return LayerParts(*_norm_weights(layer), *matrices)
-
-
-def _products(layer: Any) -> LayerParts:
-    first, out, gate, down = _products_of(layer)
-    calls: list[Any] = [first.product if first.late else first.function(), out.function()]
-    calls += gate.gated_function(), down.function()
-    return LayerParts(*_norm_weights(layer), *calls)
-
-
-def _norm_weights(layer: Any) -> tuple[Any, ...]:
-    # The first fields of `LayerParts`.
-    norms: list[Any] = [norm.weight.detach() for norm in _norms_of(layer)]
-    if isinstance(layer.input_layernorm, nn.Identity):
-        norms.insert(0, None)
-    first, second, *heads = norms
-    return first, second, _products_of(layer)[0].late_bias, *(heads or (None, None))
-
-
-def _norms_of(layer: Any) -> list[Any]:
-    # In the order of `DecoderLayers.norms`.
-    attends = layer.self_attn
-    heads = [attends.q_norm, attends.k_norm] if hasattr(attends, "q_norm") else []
-    norms = [layer.input_layernorm, layer.post_attention_layernorm, *heads]
-    return [norm for norm in norms if not isinstance(norm, nn.Identity)]
+    return StackedPass(model, layers, _in_one_call(body.layers, layers))
 
 
 # ---- modules of a level's passes -----------------------------------------------------------------
@@ -525,10 +518,12 @@ class Runs(NamedTuple):
         varies: operations with results for a token that may depend on the other tokens of a pass:
             "attention", "products", "head". Empty: logits are bit-identical in any batch. None:
             unknown.
+        copies: packed copies by the id of the copied module.
     """
 
     model: Any
     varies: tuple[str, ...] | None = None
+    copies: Mapping[int, nn.Module] = MappingProxyType({})
 
 
 def modules_with_states(model: nn.Module) -> list[nn.Module]:
@@ -543,15 +538,17 @@ def can_pack(model: nn.Module) -> bool:
 
 def fuses_on_cuda(model: nn.Module) -> bool:
     """Return whether `packed` fuses the layers of a bfloat16 model, which is faster on CUDA."""
-    kinds = type(model), type(getattr(model, "model", None))
-    known = all(map(_is_known, kinds, ("ForCausalLM", "Model"))) and not _is_quantised(model)
+    known = _is_known(model, "ForCausalLM") and not _is_quantised(model)
     return known and device_of(model).type == "cuda" and model.dtype == torch.bfloat16
 
 
-def pack_layers(module: _Model, merge: bool = True) -> _Model:
+def pack_layers(
+    module: _Model, merge: bool = True, copies: dict[int, nn.Module] | None = None
+) -> _Model:
     """Return a copy of `module` with packed linear layers, which shares all other parameters and
     buffers. On the CPU, later changes of its linear weights have no effect on the copy. Only plain
-    `nn.Linear` layers are packed. With `merge`, projections of the same input share a product."""
+    `nn.Linear` layers are packed. With `merge`, projections of the same input share a product.
+    `copies`: as in `replaced`."""
     count = sum(map(is_packable, module.modules()))
     shown = {"desc": "packing", "unit": " layers", "delay": 1.0, "leave": False}
     with progress.bar(total=count, **shown) as bar:
@@ -561,7 +558,7 @@ def pack_layers(module: _Model, merge: bool = True) -> _Model:
             bar.update(len(layers))
             return product
 
-        copied: _Model = replaced(module, is_packable, pack, merge)
+        copied: _Model = replaced(module, is_packable, pack, merge, copies)
     return copied
 
 
@@ -577,10 +574,11 @@ def keep_freed_memory() -> None:
     torch.empty(_LARGEST_KEPT, dtype=torch.uint8)
 
 
-def packed(model: nn.Module, name: str) -> Runs:
-    """Return `model` with packed linear layers (`pack_layers`), grouped attention instead of sdpa,
-    and fused layers. Layers of 4-bit weights are packed already. On the CPU, the process keeps
-    freed memory from then on (`keep_freed_memory`)."""
+def packed(model: nn.Module, name: str, known: Mapping[int, nn.Module] | None = None) -> Runs:
+    """Return `model` with packed linear layers (`pack_layers`), and grouped attention instead of
+    sdpa. Layers of 4-bit weights are packed already. On the CPU, the process keeps freed memory
+    from then on (`keep_freed_memory`). `known`: `Runs.copies` of a model that shares modules with
+    this one."""
     if not can_pack(model) and not _is_quantised(model):
         raise ValueError(
             f"{name}: expected linear layers in a dtype that is multiplied here to pack, given "
@@ -598,8 +596,9 @@ def packed(model: nn.Module, name: str) -> Runs:
         keep_freed_memory()
     # Some models use their projections in a way that needs separate memory for each.
     for merge in (True, False):
+        copies = dict(known or {})
         try:
-            difference, runs = _compared(model, pack_layers(model, merge))
+            difference, runs = _compared(model, pack_layers(model, merge, copies))
         except RuntimeError:
             if merge:
                 continue
@@ -607,7 +606,7 @@ def packed(model: nn.Module, name: str) -> Runs:
         except AttributeError as error:
             raise _refused(model, name, str(error)) from error
         if difference <= _tolerance(model):
-            return runs
+            return runs._replace(copies=copies)
     raise ValueError(
         f"{name}: expected the packed model's logits to be the model's, given a relative "
         f"difference of {difference:.1e}; use it unpacked"
@@ -626,8 +625,8 @@ def _refused(model: nn.Module, name: str, reason: str) -> ValueError:
 
 def unpacked(model: nn.Module, name: str) -> Runs:
     """Return `model` itself; a 4-bit copy on the CPU, with block-invariant products, gets grouped
-    attention instead of sdpa, and fused layers; a model with states in its modules runs in a copy,
-    since other threads may run the model."""
+    attention instead of sdpa; a model with states in its modules runs in a copy, since other
+    threads may run the model."""
     runs = replaced(model, lambda _: False, pack_linear) if modules_with_states(model) else model
     if not _is_quantised(model):
         return Runs(runs)
@@ -643,8 +642,8 @@ def unpacked(model: nn.Module, name: str) -> Runs:
 
 @torch.inference_mode()
 def _compared(model: Any, made: Any) -> tuple[float, Runs]:
-    """Set grouped attention and fused layers in `made`, and compare its logits with those of
-    `model`, after some tokens of two texts, with a masked token.
+    """Set grouped attention in `made`, and compare its logits with those of `model`, after some
+    tokens of two texts, with a masked token.
 
     Returns:
         The difference relative to the largest logit, in float32 the maximum. In fewer bits a state
@@ -652,7 +651,6 @@ def _compared(model: Any, made: Any) -> tuple[float, Runs]:
         a text, the larger of both texts. And `made` as `Runs`.
     """
     use_grouped(made)
-    use_fused(made)
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     input_ids = torch.arange(1, 17, device=device_of(model)).view(2, 8) * vocab_size // 17
     mask = torch.ones_like(input_ids)

@@ -453,11 +453,7 @@ class _Header:
         return values | {"layer_types": ["full_attention"] * layers}
 
     def token(self, name: str) -> int | None:
-        """Return the id of a special token; None: not in the vocabulary."""
-        kind = self._values.get("tokenizer.ggml.model")
-        default = {"bos": 1, "eos": 2}.get(name) if kind == "llama" else None
-        special = self._values.get(f"tokenizer.ggml.{name}_token_id", default)
-        return special if type(special) is int and 0 <= special < self._ids else None
+        return _special(self._values, name, self._ids)
 
     def ends(self) -> list[int] | None:
         """Return the ids that end a text, a turn or a message."""
@@ -472,6 +468,14 @@ class _Header:
                 if kind == _CONTROL and text in end_texts and i < self._ids
             }
         return sorted(i for i in ids if i is not None) or None
+
+
+def _special(about: dict[str, Any], name: str, count: int) -> int | None:
+    # The id of a special token; None: not in the vocabulary of `count` tokens.
+    defaults = {"bos": 1, "eos": 2, "unknown": 0}
+    default = defaults.get(name) if about.get("tokenizer.ggml.model") == "llama" else None
+    number = about.get(f"tokenizer.ggml.{name}_token_id", default)
+    return number if type(number) is int and 0 <= number < count else None
 
 
 # ---- models --------------------------------------------------------------------------------------
@@ -824,12 +828,10 @@ def _tokenizer(about: dict[str, Any]) -> Any:
         added = [text for text, code in zip(texts, kinds, strict=True) if code in members]
         add = tokenizer.add_special_tokens if special else tokenizer.add_tokens
         add([AddedToken(text, normalized=False, special=special) for text in added])
-    defaults = {"bos": 1, "eos": 2, "unknown": 0} if kind == "llama" else {}
-    names = {}
+    names: dict[str, str | None] = {}  # transformers would add default tokens for missing names
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        number = about.get(f"tokenizer.ggml.{key}_token_id", defaults.get(key))
-        if type(number) is int and 0 <= number < len(texts):
-            names[f"{name}_token"] = texts[number]
+        number = _special(about, key, len(texts))
+        names[f"{name}_token"] = None if number is None else texts[number]
     around = ["$A"]
     if about.get("tokenizer.ggml.add_bos_token", begins):
         around.insert(0, _required(names, "bos_token"))
@@ -838,8 +840,6 @@ def _tokenizer(about: dict[str, Any]) -> Any:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=around, special_tokens=[(text, texts.index(text)) for text in around if text != "$A"]
     )
-    # transformers would add default special tokens for missing names.
-    names = {name: names.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
@@ -855,10 +855,11 @@ def _array(about: dict[str, Any], name: str, kind: type) -> Any:
     return array
 
 
-def _required(names: dict[str, str], name: str) -> str:
-    if name not in names:
+def _required(names: dict[str, str | None], name: str) -> str:
+    token = names[name]
+    if token is None:
         raise ValueError(f"tokenizer.ggml.{name}_id: expected the id of a token, given none")
-    return names[name]
+    return token
 
 
 def _sentencepiece(about: dict[str, Any], texts: list[str]) -> tuple[Any, dict[str, Any], bool]:

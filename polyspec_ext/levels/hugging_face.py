@@ -120,8 +120,10 @@ class HuggingFaceLevel(ModelLevel):
         self.prefill_chunk = chunk
         if shares_cache_with is not None and not isinstance(shares_cache_with, HuggingFaceLevel):
             arguments.model("shares_cache_with", shares_cache_with)
-        options = {"new_cache": new_cache, "streaming": streaming, **cache_options}
-        super().__init__(model, name, arguments.flag("pack", pack), prefill_chunk=chunk, **options)
+            shares_cache_with = level_of(shares_cache_with)
+        options = {"new_cache": new_cache, "streaming": streaming, "prefill_chunk": chunk}
+        options |= cache_options
+        super().__init__(model, name, arguments.flag("pack", pack), shares_cache_with, **options)
         model = self.model
         caches.require_rollback(model, self.name)
         text_config = model.config.get_text_config(decoder=True)
@@ -132,7 +134,6 @@ class HuggingFaceLevel(ModelLevel):
             self.max_length, self.why_no_longer = switch
         self._sharded = is_sharded(model)  # checks every weight, which takes milliseconds
         self.output_head = self._runs.get_output_embeddings()
-        self._stacked = stacked_pass(self._runs)
         # Positions and causality follow from the cache, so that passes over rows of equal length
         # need no other arguments.
         self._arguments: dict[str, Any] = {"use_cache": True, "return_dict": True}
@@ -143,6 +144,8 @@ class HuggingFaceLevel(ModelLevel):
         )
         with torch.inference_mode():
             self.adopt(self._make(1))
+        prepared = isinstance(self._past, caches.RollbackCache)
+        self._stacked = stacked_pass(self._runs) if prepared else None
         self._chunk = min(chunk, self.cache.longest_pass)
         self._member: rooms.Member | None = None
         # Memory of the model's weights; None: to be determined again for a new batch.
@@ -210,8 +213,7 @@ class HuggingFaceLevel(ModelLevel):
                 f"({failure})"
             )
 
-    def _share(self, other: HuggingFaceLevel | PreTrainedModel) -> None:
-        owner = other if isinstance(other, HuggingFaceLevel) else level_of(other)
+    def _share(self, owner: HuggingFaceLevel) -> None:
         rooms.require_same_shape(self.model, owner.model, self.name)
         for level in (self, owner):
             if not level.supports_batches or not level.cache.takes_rows:
@@ -435,7 +437,7 @@ class HuggingFaceLevel(ModelLevel):
         """Set the level's cache."""
         self.cache: Any = cache
         past = None if cache is None else cache.past
-        self._past = cache if past is None else past
+        self._past: Any = cache if past is None else past
 
     @contextmanager
     def _over(self, cache: Any) -> Iterator[None]:
@@ -508,19 +510,16 @@ class HuggingFaceLevel(ModelLevel):
             return self._in_pieces(block)
         if self.one_at_a_time is None:
             options: dict[str, Any] = {"parents": block.parents, "depth": block.depth}
-            fused = self._stacked
-            if fused and fused.by_lengths and not fused.needs_mask(self._past, longest):
-                options["masked"] = False
+            if self._stacked is not None and self._stacked.longest:
+                options["masked"] = self._stacked.needs_mask(self._past, longest)
             inputs = self.cache.inputs(longest, counts, **options)
         elif counts is not None and not counts.all(longest):
             raise ValueError(f"{self.name}: expected rows in step, given counts {list(counts)}")
         rows = None
         if first is not None and not first.all(longest - keep):
             rows = _row_indices(first, keep, tokens)
-        if self._stacked is not None:
-            output = self._stacked(tokens, inputs, self._past, keep, rows, block.hidden_layers)
-            if output is not None:
-                return output
+        if self._stacked is not None and self.one_at_a_time is None:
+            return self._stacked(tokens, inputs, self._past, keep, rows, block.hidden_layers)
         return self._run_model(block, inputs, rows)
 
     def _run_model(

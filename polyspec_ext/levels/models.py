@@ -7,7 +7,7 @@ import copy
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ class ModelLevel:
     Args:
         name: for messages and statistics; None: the model's name or class.
         pack: whether passes run on packed weights; None: they run `model` unchanged.
+        packs_as: a packed level, with whose model this one may share modules.
         options: further arguments of the level's constructor, for copies.
 
     Attributes:
@@ -54,12 +55,18 @@ class ModelLevel:
         vocab_size: exclusive upper bound of input ids.
         id_map: map of the ids with logits, if its head was trimmed; None: all ids.
         max_length: maximum context; None: no limit.
+        copies: of the model's modules (`Runs.copies`).
     """
 
     no_trees: str | None
 
     def __init__(
-        self, model: PreTrainedModel, name: str | None, pack: bool | None = None, **options: Any
+        self,
+        model: PreTrainedModel,
+        name: str | None,
+        pack: bool | None = None,
+        packs_as: ModelLevel | None = None,
+        **options: Any,
     ) -> None:
         arguments.model("model", model)
         arguments.label("name", name)
@@ -88,8 +95,10 @@ class ModelLevel:
         # Modules that passes run; `model` is not replaced.
         runs = Runs(model)
         if pack is not None:
-            runs = packed(model, self.name) if pack else unpacked(model, self.name)
-        self._runs, self.varies = runs
+            known = {} if packs_as is None else packs_as.copies
+            runs = packed(model, self.name, known) if pack else unpacked(model, self.name)
+        self._runs, self.varies = runs.model, runs.varies
+        self.copies: Mapping[int, nn.Module] = runs.copies
         self._unchanged = Unchanged(model, self.name, copied=self._runs is not model)
         self._states = HiddenStates(self._runs)
         self.hidden_size, self.num_layers = int(config.hidden_size), self._states.count
@@ -338,18 +347,18 @@ def changes_of(model: nn.Module) -> list[tuple[int, int]]:
 
 class Unchanged:
     """Modes, sizes and types of a level's model at construction, for comparison later. `copied`:
-    also hooks, modules and linear weights, because passes run a copy of the modules, with copies of
-    linear weights."""
+    also hooks, modules and weights, because passes run a copy of the modules, with copies of linear
+    weights."""
 
     def __init__(self, model: Any, name: str, *, copied: bool = False) -> None:
         self._model, self._name, self._copied = model, name, copied
-        self._device, self._modules = device_of(model), list[nn.Module](model.modules())
-        linear = (layer for layer in self._modules if type(layer) is nn.Linear)
-        self._linear = [layer for layer in linear if is_plain_tensor(layer.weight)]
+        self._modules = list[nn.Module](model.modules())
         self._some = [  # views of some values of each linear weight
             weight.detach()[tuple(slice(None, None, max(1, n // _SAMPLED)) for n in weight.shape)]
-            for layer in self._linear
+            for layer in self._modules
+            if type(layer) is nn.Linear
             for weight in layer.parameters(recurse=False)
+            if is_plain_tensor(weight)
         ]
         self._before = self._facts()
 
@@ -362,7 +371,7 @@ class Unchanged:
 
     def require(self) -> None:
         """Refuse a call of a changed model, and a call under `torch.autocast`."""
-        require_no_autocast(self._device, self._name)
+        require_no_autocast(device_of(self._model), self._name)
         now = self._facts().items()
         changed = next((key for key, value in now if value != self._before[key]), None)
         if changed is None:
@@ -396,13 +405,14 @@ class Unchanged:
             for number, hook in table.items()
             if not str(getattr(hook, "__module__", "")).startswith(_PASSING)
         ]
+        plain = filter(is_plain_tensor, self._model.parameters())
         with torch.inference_mode():
             values = [view.contiguous().flatten().view(torch.uint8) for view in self._some]
             some = torch.cat(values).cpu().numpy().tobytes() if values else b""
         return {
             "hooks": hooks,
             "modules": [(dict(m._modules), m.__dict__.get("forward")) for m in modules],
-            "weights": ([x.data_ptr() for m in self._linear for x in m.parameters(False)], some),
+            "weights": ([x.data_ptr() for x in plain], some),
         }
 
 

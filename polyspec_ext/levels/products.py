@@ -339,9 +339,7 @@ def is_plain(module: nn.Module) -> bool:
     weights (`torchao`), hooks or replaced forward."""
     if type(module) is not nn.Linear or not is_plain_tensor(module.weight):
         return False
-    if module.weight.numel() == 0:
-        return False
-    return not hooked(module) and "forward" not in module.__dict__
+    return module.weight.numel() > 0 and not hooked(module)
 
 
 def is_plain_tensor(tensor: Tensor) -> bool:
@@ -350,8 +348,9 @@ def is_plain_tensor(tensor: Tensor) -> bool:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Return whether a module has hooks, which only calls of the module itself run."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Return whether a module has hooks or a replaced forward, which only its own calls run."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return bool(hooks) or "forward" in module.__dict__
 
 
 def stacked_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
@@ -377,11 +376,17 @@ def replaced(
     wanted: Callable[[nn.Module], bool],
     make: Callable[[Sequence[nn.Linear]], nn.Module],
     merge: bool = True,
+    copies: dict[int, nn.Module] | None = None,
 ) -> Any:
     """Return a copy of `module` with ``make([layer])`` for every layer that is `wanted`; with
     `merge`, ``make(siblings)`` for projections of the same input, with concatenated outputs. The
-    copy shares all other parameters and buffers."""
-    copies: dict[int, nn.Module] = {}  # by id, since a module may be at several paths
+    copy shares all other parameters and buffers.
+
+    Args:
+        copies: known copies of modules by id, since a module may be at several paths and in several
+            models; extended by this call.
+    """
+    copies = {} if copies is None else copies
 
     def copied(module: Any) -> nn.Module:
         if id(module) in copies:

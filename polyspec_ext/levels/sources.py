@@ -259,9 +259,8 @@ def load(
     """Load a level from a model id, directory or GGUF file. Arguments and errors are as in
     `load_model`; `pack` as in `HuggingFaceLevel`."""
     model = load_model(location, dtype, device, blocks=blocks, name=name)
-    options = {} if is_encoder_decoder(model) else {"pack": pack}
     level: HuggingFaceLevel | rooms.EncoderDecoderLevel | rooms.StatefulLevel
-    level = level_class(model)(model, **options)
+    level = level_for(model, Options(pack=pack))
     return level
 
 

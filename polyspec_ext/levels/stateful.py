@@ -335,8 +335,8 @@ class StatefulLevel(ModelLevel):
         self._advance = arguments.flag("advance", advance)
         self._checkpoints = arguments.integer("checkpoints", checkpoints, arguments.SIZE_MAX, 1)
         chunk = arguments.integer("prefill_chunk", prefill_chunk, arguments.SIZE_MAX, 1)
-        self.prefill_chunk = chunk
-        options = {"checkpoints": checkpoints, "advance": advance, "prefill_chunk": chunk}
+        options: dict[str, Any] = {"checkpoints": checkpoints, "advance": advance}
+        options["prefill_chunk"] = self.prefill_chunk = chunk
         super().__init__(model, name, arguments.flag("pack", pack), **options)
         self._keepers = modules_with_states(self._runs)
         self.output_head = self._runs.get_output_embeddings()

@@ -307,28 +307,15 @@ class LayerShape(NamedTuple):
     scale: float  # of the scores
 
 
-class Layers:
-    """Layers of the same shape, with weights at fixed addresses.
-
-    Attributes:
-        norms: the weights of all norms of each layer, unchanged.
-    """
-
-    def __init__(self, layers: Sequence[LayerParts], shape: LayerShape) -> None:
-        self.layers, self.shape = list(layers), shape  # keeps the memory that tables point to
-        norms = ((x.attention_norm, x.gated_norm, x.query_norm, x.key_norm) for x in layers)
-        self.norms = [norm for group in norms for norm in group if norm is not None]
-
-
-class DecoderLayers(Layers):
-    """Layers with matrices as products.
+class DecoderLayers:
+    """Layers of the same shape with matrices as products, all at fixed addresses.
 
     Results are bit-identical to separate calls of the operators of this module, and of the
     products.
     """
 
     def __init__(self, layers: Sequence[LayerParts], shape: LayerShape) -> None:
-        super().__init__(layers, shape)
+        self._layers = layers  # keeps the memory that tables point to
         rows, matrices = [], []
         for layer in layers:
             products = layer.attention_in, layer.attention_out, layer.gated_in, layer.gated_out
@@ -358,63 +345,6 @@ class DecoderLayers(Layers):
         Raises:
             RuntimeError: a shape, dtype or number does not fit; the message names it.
         """
-
-
-class LayerOperators(Layers):
-    """Layers with functions as products, computed by separate operators; bit-identical to
-    `DecoderLayers` if the products are.
-
-    On CUDA a layer is 9 launches if each product is one launch, 8 in 4 bits, and one more where
-    attention reads more than 512 slots. The device reads the number of slots that queries see.
-    """
-
-    def run(
-        self,
-        x: Tensor,
-        cosine: Tensor,
-        sine: Tensor,
-        mask: Tensor | None,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-        lengths: Tensor,
-        counts: Tensor | None,
-        span: int,
-        causal: bool,
-        taken: Sequence[int] = (),
-        first: Tensor | None = None,
-    ) -> tuple[Tensor, Sequence[Tensor], Tensor]:
-        """Run a pass as `DecoderLayers.run`. Without a mask, token t of row b sees slots 0 to
-        ``lengths[b] + t``, for any `causal`. If `first`, [B, T, any], is not None, the first
-        layer's attention reads it instead of the norm of `x`."""
-        shape, (heads, _, _, epsilon, scale) = x.shape, self.shape
-        rows, update = x.reshape(-1, shape[2]), None
-        states, status = list[Tensor](), Tensor()
-        seen = lengths if mask is None else None
-        for number, layer in enumerate(self.layers):
-            norm = layer.attention_norm
-            if update is not None:
-                assert norm is not None
-                rows, normed = add_rms_norm(rows, update, norm, epsilon)
-            elif first is not None:
-                normed = first.flatten(0, 1)
-            else:
-                assert norm is not None
-                normed = rms_norm(rows, norm, epsilon)
-            if number in taken:
-                states.append(rows.view(shape))
-            slots = keys[number], values[number]
-            # (The status is the same in every layer.)
-            query, status = rotary_append(
-                layer.attention_in(normed), layer.attention_bias, cosine, sine, *slots, lengths,
-                counts, heads, layer.query_norm, layer.key_norm, epsilon,
-            )  # fmt: skip
-            key, value = slots[0].narrow(2, 0, span), slots[1].narrow(2, 0, span)
-            attended = attention(query, key, value, mask, scale, lengths=seen)
-            added = layer.attention_out(attended.flatten(2).flatten(0, 1))
-            rows, normed = add_rms_norm(rows, added, layer.gated_norm, epsilon)
-            update = layer.gated_out(layer.gated_in(normed))
-        assert update is not None
-        return (rows + update).view(shape), states, status
 
 
 def _address(tensor: Tensor | None) -> int:

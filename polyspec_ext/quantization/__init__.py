@@ -19,6 +19,7 @@ from ..files import cache_folder
 from ..kv_cache import name_of
 from ..levels import HuggingFaceLevel
 from ..levels.gguf import BlockLinear, head_rows
+from ..levels.hugging_face import level_of
 from ..levels.models import eos_ids
 from ..levels.products import TrimmedHead, is_plain, shallow, with_adapters
 from .calibration import Hessians, token_ids, with_feedback
@@ -207,9 +208,9 @@ def early_exit(target: HuggingFaceLevel | Any, layers: int) -> HuggingFaceLevel:
     """Return a draft level with the first `layers` layers of `target`, its final norm and its head
     (Zhang et al., ACL 2024; LayerSkip, Elhoushi et al., ACL 2024).
 
-    It shares the target's weights and cache: the first k layers write the same keys and values as
-    the target's, and the target's next pass overwrites them with the same numbers. Acceptance is
-    good for models trained for early exit, poor for others.
+    It shares the target's weights, as they are packed, and cache: the first k layers write the same
+    keys and values as the target's, and the target's next pass overwrites them with the same
+    numbers. Acceptance is good for models trained for early exit, poor for others.
 
     Args:
         target: a level, or its model.
@@ -226,8 +227,9 @@ def early_exit(target: HuggingFaceLevel | Any, layers: int) -> HuggingFaceLevel:
             f"target: expected a level of a Hugging Face model, given {type(target).__name__}"
         )
     shortened = _first_layers(model, layers)
+    owner = target if isinstance(target, HuggingFaceLevel) else level_of(model)
     name = f"{name_of(model)}, {layers} layers"
-    return HuggingFaceLevel(shortened, name=name, shares_cache_with=target)
+    return HuggingFaceLevel(shortened, name=name, shares_cache_with=owner, pack=owner.pack)
 
 
 def _first_layers(model: Any, layers: int) -> Any:

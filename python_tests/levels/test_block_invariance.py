@@ -105,6 +105,21 @@ def test_a_chain_says_what_its_4_bit_target_says_alone() -> None:
         assert torch.equal(*texts)
 
 
+@DTYPES
+def test_texts_drafted_by_the_first_layers_are_the_same_alone_and_in_a_batch(dtype) -> None:
+    """The draft level multiplies with the target's packed weights."""
+    target = level(dtype)
+    chain = ps.Chain([target, "early-exit:2"], [3])
+    drafter: Any = chain.drafter
+    assert drafter.level.varies == ()
+    assert drafter.level.output_head is target.output_head
+    prompts = [row[: 3 + n].tolist() for n, row in enumerate(ids(12))]
+    options: dict[str, Any] = {"temperature": 1.0, "eos_token_id": []}
+    together = chain.generate(prompts, 20, seed=list(range(12)), **options)
+    for seed, (prompt, text) in enumerate(zip(prompts, together.new_tokens, strict=True)):
+        assert chain.generate(prompt, 20, seed=seed, **options).new_tokens == [text]
+
+
 def test_what_varies_is_told() -> None:
     def told(made: ps.HuggingFaceLevel) -> str:
         return repr(made).rsplit(", ", 1)[1].rstrip(")")

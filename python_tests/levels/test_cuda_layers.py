@@ -25,14 +25,13 @@ def launches_of(
         assert stacked is not None
         cache = RollbackCache.for_model(given, batch, capacity=span, bucket=span)
         ids = torch.zeros(batch, tokens, dtype=torch.int64, device="cuda")
-        made(input_ids=ids, past_key_values=cache, **cache.inputs(tokens))
+        stacked(ids, cache.inputs(tokens), cache, tokens)  # which allocates the cache
         cache.reserve_span(span)
         counted.counts.clear()
         counted.reads.clear()
         masked = stacked.needs_mask(cache, tokens)
         inputs = cache.inputs(tokens, masked=masked)
         out = stacked(ids, inputs, cache, tokens)
-        assert out is not None
         assert out.logits.shape == (batch, tokens, 97)
     return counted
 
@@ -46,6 +45,15 @@ def test_a_layer_is_at_most_ten_launches(family: str, quantised: bool) -> None:
         two, five = (launches_of(family, n, tokens, span, quantised) for n in (2, 5))
         assert five.total - two.total == 3 * (wanted - quantised), five.counts - two.counts
         assert not five.reads
+
+
+def test_a_wide_pass_differs_in_the_attention_alone() -> None:
+    """More tokens than the operator takes: the cache appends keys, and torch attends."""
+    two, five = (launches_of("llama", n, 65, 512) for n in (2, 5))
+    more = five.counts - two.counts
+    wanted = {"mm": 4, "add_rms_norm": 2, "rotary": 1, "append": 1, "gated": 1}
+    assert {name: more[name] for name in wanted} == {name: 3 * n for name, n in wanted.items()}
+    assert not five.reads
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "olmo2"])
@@ -83,19 +91,19 @@ def test_merged_weights_take_no_more_memory() -> None:
 def test_operators_one_by_one_have_the_bits_of_one_call(family: str, dtype: torch.dtype) -> None:
     """After texts of several lengths, with padding, and in a tree with a mask."""
     made = fused_copy(model(family, dtype=dtype))
-    one, layers = fused.stacked_pass(made), fused.layer_operators(list(made.model.layers), True)
+    one = fused.stacked_pass(made)
     assert one is not None
-    if one.by_lengths:
+    known = one.layers
+    if one.native is None:
         pytest.skip("products are oneDNN's here")
-    assert layers is not None
-    each = fused.StackedPass(made, layers)
+    operators = known.layers, known.shape, known.numbers, known.key_shape[1]
+    each = fused.StackedPass(made, fused.CachedLayers(*operators))
     caches = [RollbackCache.for_model(made, 2, capacity=64) for _ in range(2)]
     generator = torch.Generator().manual_seed(1)
     parents = torch.tensor([-1, 0, 0, 1])
     with torch.inference_mode():
-        for cache in caches:  # which allocates it
-            made(input_ids=torch.zeros(2, 1, dtype=torch.int64), past_key_values=cache,
-                 **cache.inputs(1))  # fmt: skip
+        for cache in caches:
+            one(torch.zeros(2, 1, dtype=torch.int64), cache.inputs(1), cache, 1)
             cache.reset()
         for width, more in ((7, {"counts": [7, 3]}), (1, {}), (4, {"counts": [2, 4]}),
                             (4, {"parents": parents})):  # fmt: skip

@@ -1,4 +1,4 @@
-"""All layers in one call (`levels.fused`): the bits of layer by layer, on every kind of pass."""
+"""Layers of known families (`levels.fused`): the same bits in every kind of pass."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from small_models import wide
 import polyspec_ext as ps
 from polyspec_ext.levels import BatchedLevel, HuggingFaceLevel
 from polyspec_ext.levels.base import InputBlock
-from polyspec_ext.levels.fused import StackedPass
 from polyspec_ext.tensors import RowCounts
-
-_LAYERS = (0, 2, 3, -1)
-
 
 _MODELS: dict[str, dict[str, Any]] = {
     "llama": {}, "mistral": {"sliding_window": 9},
@@ -32,132 +28,162 @@ def _level(kind: str, dtype: torch.dtype, copy: bool) -> HuggingFaceLevel:
     return HuggingFaceLevel(ps.quantize_w4(model, 32) if copy else model, pack=True)
 
 
-class _Passes:
-    """Counts the passes that `StackedPass` has built, and can prevent them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.runs, self.made = True, 0
-        given = StackedPass.__call__
-
-        def call(own: StackedPass, *arguments: Any) -> Any:
-            found = given(own, *arguments) if self.runs else None
-            self.made += found is not None
-            return found
-
-        monkeypatch.setattr(StackedPass, "__call__", call)
-
-
-@pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> _Passes:
-    return _Passes(monkeypatch)
-
-
 def _tokens(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 97, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _block(tokens: torch.Tensor, keep: int, **more: Any) -> InputBlock:
+def _block(tokens: torch.Tensor, keep: int, layers: tuple[int, ...], **more: Any) -> InputBlock:
     for name in ("counts", "first"):
         if name in more:
             more[name] = RowCounts(more[name])
-    return InputBlock(tokens, keep, hidden_layers=_LAYERS, **more)
+    return InputBlock(tokens, keep, hidden_layers=layers, **more)
 
 
-def _everything(level: BatchedLevel) -> list[torch.Tensor]:
+def _everything(level: BatchedLevel, layers: tuple[int, ...] = (0, 2, 3, -1)) -> list[torch.Tensor]:
     """Logits and hidden states of every kind of pass."""
     found = []
 
-    def take(block: InputBlock) -> None:
-        out = level.forward(block)
+    def take(tokens: torch.Tensor, keep: int, **more: Any) -> None:
+        out = level.forward(_block(tokens, keep, layers, **more))
         found.extend([out.logits.clone(), *(out.hidden or {}).values()])
 
     own: Any = level
     own.prefill(_tokens(1, 20))
-    take(_block(_tokens(1, 1, seed=1), 1))
-    take(_block(_tokens(1, 6, seed=2), 6))
+    take(_tokens(1, 1, seed=1), 1)
+    take(_tokens(1, 6, seed=2), 6)
     own.rollback([23])
-    take(_block(_tokens(1, 6, seed=3), 2, first=[1]))
+    take(_tokens(1, 6, seed=3), 2, first=[1])
     parents = torch.tensor([[-1, -1, 0, 0, 1]])
-    take(_block(_tokens(1, 5, seed=4), 5, parents=parents, depth=2))
+    take(_tokens(1, 5, seed=4), 5, parents=parents, depth=2)
     own.prefill(_tokens(3, 12), [12, 5, 9])
-    take(_block(_tokens(3, 4, seed=5), 2, counts=[4, 1, 3], first=[2, 0, 1]))
+    take(_tokens(3, 4, seed=5), 2, counts=[4, 1, 3], first=[2, 0, 1])
     own.rollback([13, 5, 9])
-    take(_block(_tokens(3, 1, seed=6), 1))
+    take(_tokens(3, 1, seed=6), 1)
     own.select([2, 0])
-    take(_block(_tokens(2, 2, seed=7), 2))
+    take(_tokens(2, 2, seed=7), 2)
     return found
 
 
 @pytest.mark.parametrize("copy", [False, True], ids=["packed", "4-bit"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", _MODELS)
-def test_one_call_is_layer_by_layer_bit_for_bit(kind, dtype, copy, passes) -> None:
+def test_one_call_is_layer_by_layer_bit_for_bit(kind, dtype, copy, monkeypatch) -> None:
+    """All layers in one call, with an operator after the other, and with keys and values appended
+    by the cache."""
     level = _level(kind, dtype, copy)
-    _everything(level)  # its first passes allocate the cache
-    before = passes.made
+    stacked: Any = level._stacked
+    assert stacked.native is not None
     at_once = _everything(level)
-    assert passes.made - before == 8  # of nine, since one allocates its cache
-    passes.runs = False
-    by_layer = _everything(level)
-    for mine, wanted in zip(at_once, by_layer, strict=True):
-        assert torch.equal(mine, wanted)
+    monkeypatch.setattr(stacked, "native", None)
+    by_operator = _everything(level)
+    monkeypatch.setattr(stacked.layers, "longest", 0)
+    for mine, *wanted in zip(at_once, by_operator, _everything(level), strict=True):
+        assert all(map(mine.equal, wanted))
 
 
-def test_modules_with_hooks_are_called(passes: _Passes) -> None:
-    level = _level("llama", torch.float32, True)
-    _everything(level)
-    seen: list[int] = []
-    runs: Any = level._runs
-    handle = runs.model.layers[1].register_forward_hook(lambda *_: seen.append(1))
-    before = passes.made
-    hooked = _everything(level)
-    assert passes.made == before
+def test_masks_by_type_of_layer() -> None:
+    """Layers with a window and layers without: with masks that every layer has, and in one pass."""
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    windows = {"layer_types": kinds, "use_sliding_window": True, "sliding_window": 5}
+    model = wide("qwen2", num_hidden_layers=3, **windows)
+    level = HuggingFaceLevel(model, pack=True)
+    assert level._stacked is not None
+    tokens = _tokens(1, 20)
+    level.prefill(tokens[:, :9])
+    logits = torch.cat([level.forward(tokens[:, 9:14], 5), level.forward(tokens[:, 14:], 6)], 1)
+    whole = model(input_ids=tokens).logits[:, 9:]
+    torch.testing.assert_close(logits, whole.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["model.layers.1", "model.layers.0.mlp.act_fn", "lm_head",
+                                  "model.layers.1.post_attention_layernorm"])  # fmt: skip
+def test_modules_with_hooks_are_called(part: str) -> None:
+    model, seen = wide("qwen3"), list[int]()
+    model.get_submodule(part).register_forward_hook(lambda *_: seen.append(1))
+    level = HuggingFaceLevel(model, pack=True)
+    seen.clear()
+    hooked = _everything(level, (0, 2, -1))
     assert len(seen) == 9  # one for each pass
-    handle.remove()
-    for mine, wanted in zip(_everything(level), hooked, strict=True):
-        assert torch.equal(mine, wanted)
+    plain = _everything(HuggingFaceLevel(wide("qwen3"), pack=True), (0, 2, -1))
+    for mine, wanted in zip(hooked, plain, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("which", ["input_layernorm", "self_attn.k_norm"])
-def test_norms_that_were_changed_are_seen(which: str, passes: _Passes) -> None:
-    """They belong to the model: new memory is not read at its old address."""
+def test_norms_belong_to_the_model() -> None:
+    """Values that change in place are read; other memory is refused."""
     level = _level("qwen3", torch.float32, True)
-    _everything(level)
     before = _everything(level)
-    norm = level.model.model.layers[1].get_submodule(which).weight
-    norm.data.mul_(2.0)  # where it lies
-    made = passes.made
-    changed = _everything(level)
-    assert passes.made > made
-    assert not torch.equal(changed[0], before[0])
-    norm.data = norm.data / 2.0  # elsewhere
-    made = passes.made
-    for mine, wanted in zip(_everything(level), before, strict=True):
-        assert torch.equal(mine, wanted)
-    assert passes.made == made
+    norm = level.model.model.layers[1].self_attn.k_norm.weight
+    norm.data.mul_(2.0)
+    assert not _everything(level)[0].equal(before[0])
+    norm.data = norm.data / 2.0
+    with pytest.raises(ValueError, match="other weights; make the level anew"):
+        level.prefill(_tokens(1, 8))
 
 
-def test_a_cache_that_the_call_does_not_take_is_left_to_the_model(passes: _Passes) -> None:
-    level = HuggingFaceLevel(wide(), pack=True, streaming=16)
-    made = passes.made  # passes that try the model with another cache
-    level.prefill(_tokens(1, 8))
-    level.forward(_tokens(1, 1), 1)
-    assert passes.made == made
+@pytest.mark.parametrize("more", [{}, {"head_dim": 16, "num_attention_heads": 8}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"streaming": 40}], ids=str)
+def test_a_pass_may_have_any_cache_and_width_of_heads(more: Any, options: Any) -> None:
+    model = wide(**more)
+    level = HuggingFaceLevel(model, pack=True, **options)
+    assert level._stacked is not None
+    tokens = _tokens(1, 20)
+    level.prefill(tokens[:, :8])
+    logits = torch.cat([level.forward(tokens[:, n : n + 4], 4) for n in (8, 12, 16)], 1)
+    whole = model(input_ids=tokens).logits[:, 8:]
+    torch.testing.assert_close(logits, whole.detach(), rtol=1e-4, atol=1e-5)
+
+
+def _own_norm(model: Any) -> None:
+    norm = type(model.model.norm)
+    own = type("OwnRMSNorm", (norm,), {"forward": lambda self, x: 2 * norm.forward(self, x)})
+    model.model.norm.__class__ = own
+
+
+def _other_epsilon(model: Any) -> None:
+    model.model.layers[0].self_attn.k_norm.variance_epsilon *= 2
+
+
+def _eager(model: Any) -> None:
+    model.set_attn_implementation("eager")
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("family", "more", "change"),
     [
-        {"hidden_act": "gelu"},
-        {"num_attention_heads": 8, "head_dim": 16},
-        {"mlp_bias": True},
+        ("gemma2", {}, None),
+        ("llama", {"hidden_act": "gelu"}, None),
+        ("llama", {"mlp_bias": True}, None),
+        ("qwen3", {}, _own_norm),
+        ("qwen3", {}, _other_epsilon),
+        ("qwen3", {}, _eager),
     ],
-    ids=["another activation", "narrow heads", "a bias behind the rounding"],
 )
-def test_what_the_call_does_not_compute_is_left_to_the_model(more, passes) -> None:
-    level = HuggingFaceLevel(ps.quantize_w4(wide(**more), 32), pack=True)
-    assert level.supports_batches  # a call that is refused would count as a model without batches
-    for _ in range(2):
-        level.prefill(_tokens(1, 8))
-        level.forward(_tokens(1, 1), 1)
-    assert passes.made == 0
+def test_other_models_run_their_forward(family: str, more: Any, change: Any) -> None:
+    model = wide(family, **more)
+    if change is not None:
+        change(model)
+    level = HuggingFaceLevel(model, pack=True)
+    assert (level._stacked is None) == ("mlp_bias" not in more)
+    assert level.supports_batches
+    tokens = _tokens(1, 12)
+    level.prefill(tokens[:, :8])
+    logits = level.forward(tokens[:, 8:], 4)
+    whole = model(input_ids=tokens).logits[:, 8:]
+    torch.testing.assert_close(logits, whole.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_bias_behind_the_rounding_is_added_by_operators() -> None:
+    level = HuggingFaceLevel(ps.quantize_w4(wide(mlp_bias=True), 32), pack=True)
+    assert level._stacked is not None
+    assert level._stacked.native is None
+    unpacked = HuggingFaceLevel(wide())
+    assert unpacked._stacked is None  # whose rounding is part of its distribution
+
+
+def test_the_model_stays_as_it_is() -> None:
+    model = wide("qwen2")
+    before = {name: type(module) for name, module in model.named_modules()}
+    level = HuggingFaceLevel(model, pack=True)
+    assert level.model is model
+    assert {name: type(module) for name, module in model.named_modules()} == before

@@ -51,7 +51,6 @@ def fused_copy(given: Any) -> Any:
     """Return the copy that passes of a packed level run, or of a 4-bit one."""
     made = fused.pack_layers(given)
     fused.use_grouped(made)
-    fused.use_fused(made)
     return made
 
 
@@ -109,7 +108,7 @@ def launches(fuses: bool = True, zeros: bool = False) -> Iterator[fake_cuda.Laun
     """Run levels and chains on fake tensors, and count launches. `fuses`: the layers of all levels
     are fused; `zeros`: of `fake_cuda.Launches`."""
 
-    def runs(model: Any, _: object = None) -> fused.Runs:
+    def runs(model: Any, *_: object) -> fused.Runs:
         return fused.Runs(fused_copy(model) if fuses else model, ())
 
     replaced = {
