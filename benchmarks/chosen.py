@@ -4,7 +4,8 @@ A target, its 4-bit copy, an EAGLE-2 head and a small model have random weights,
 time of that shape. Acceptance is drawn before the run: each level has a table with a token per
 position, and a large logit at that token. The target's table is the text. A level below has the
 token of the level above with probability `a`, else another token, independently at each position.
-At temperature 0 every verification accepts with probability `a`.
+At temperature 0 every verification accepts with probability `a`. Or the levels agree where those of
+real chains did (`traces`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,8 +28,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import polyspec_ext as ps
-from benchmarks import measuring, output
+from benchmarks import measuring, output, traces
 from benchmarks.shapes import SHAPES, Shape, random_head, random_model, require_memory, weight_bytes
+from benchmarks.traces import BELOW, DRAFT, HEAD
+from benchmarks.traces import COPY as W4
 from polyspec_ext import progress
 from polyspec_ext.cli import options
 from polyspec_ext.drafters.eagle import Eagle
@@ -40,8 +43,8 @@ from polyspec_ext.quantization import quantize_w4
 PLAIN, EAGER = "plain decoding", "plain decoding, no graphs"
 SYNC = ", followed by the host"
 FUSED = "fused layers: "  # on CUDA
-W4, HEAD, DRAFT = "W4 copy", "EAGLE head", "draft"
 DRAFT_SHAPE = SHAPES["qwen2.5-0.5b"]
+Chosen = tuple[float, float] | str  # acceptances of the copy and of drafters, or a trace
 LARGE = 1.0e4  # logit of the table's token
 WARM_UP = 2  # calls as long as the run: the first is eager, the second captures
 # By the words of ``--chains``: the levels below the target, and their windows.
@@ -105,24 +108,40 @@ class Tables:
         self.numbers = torch.arange(length, device=device)  # positions are added to these
         text = torch.randint(2, vocab, (length,), generator=self._random)
         self.target = text.to(device)
-        self.second, self.third, self.below = (self.target.clone() for _ in range(3))
+        names = (W4, DRAFT, HEAD, DRAFT + BELOW, HEAD + BELOW)
+        self.below = {name: self.target.clone() for name in names}
 
-    def draw(self, outer: float, inner: float) -> None:
-        """Draw the tables of the levels below: `second` and `below` from the target's, with
-        probability `outer` and `inner` of the same token, `third` from `second` with `inner`."""
-        for table, above, acceptance, rejected in (
-            (self.second, self.target, outer, 1),
-            (self.third, self.second, inner, 0),
-            (self.below, self.target, inner, 1),
-        ):
-            rejects = torch.rand(len(above), generator=self._random) >= acceptance
-            table.copy_(torch.where(rejects.to(above.device), rejected, above))
+    def drawn(self, outer: float, inner: float) -> dict[str, torch.Tensor]:
+        """Draw where levels agree: the copy with probability `outer`, drafters with `inner`."""
+        shares = {W4: outer, DRAFT: inner, DRAFT + BELOW: inner}
+        size = (len(self.target),)
+        agrees = {name: torch.rand(size, generator=self._random) < p for name, p in shares.items()}
+        return agrees | {HEAD: agrees[DRAFT], HEAD + BELOW: agrees[DRAFT + BELOW]}
+
+    def recorded(self, trace: Mapping[str, str]) -> dict[str, torch.Tensor]:
+        """Return where the levels of a trace agree, over and over."""
+        size = len(self.target)
+        return {
+            name: torch.tensor(
+                [bit == "1" for bit in itertools.islice(itertools.cycle(bits), size)]
+            )
+            for name, bits in trace.items()
+        }
+
+    def enter(self, agrees: Mapping[str, torch.Tensor]) -> None:
+        """Write the tables of the levels below: of the copy and of drafters from the target's, of
+        drafters below the copy from the copy's."""
+        for name in sorted(agrees, key=lambda name: name.endswith(BELOW)):
+            below = name.endswith(BELOW)
+            above = self.below[W4] if below else self.target
+            rejected = above.new_tensor(0 if below else 1)
+            self.below[name].copy_(torch.where(agrees[name].to(above.device), above, rejected))
 
 
 @dataclass
 class Row:
-    """A chain at a pair of acceptances, with `tokens` new tokens after `prompt` for each
-    of `batch` texts."""
+    """A chain at a pair of acceptances, or at a trace with the means `outer` and `inner`: `tokens`
+    new tokens after `prompt` for each of `batch` texts."""
 
     label: str
     outer: float
@@ -153,11 +172,12 @@ class Row:
         if not seconds or self.timed.error is not None:
             return row
         levels = self.output.stats.levels
+        if len(levels) > 1:
+            expected = length = levels[0].mean_acceptance_length
         if self.acceptance:
             ones = constant_seconds(*[1.0] * (len(self.acceptance) + 1))
             accept = Acceptance.constant(*self.acceptance)
             expected = expectation(self.chain.window, self.chain.rounds, accept, ones).length
-            length = levels[0].mean_acceptance_length
         row |= {
             "ms_per_token": 1e3 * statistics.median(seconds) / self.tokens,
             "levels": [{"name": row.name, "passes": row.num_forward_passes} for row in levels],
@@ -199,49 +219,59 @@ class ChosenChains:
         self.target = ChosenLevel(model, name="target", pack=self.cuda)
         copy = ChosenLevel(quantised, name=W4, shares_cache_with=self.target)
         drafts = [ChosenLevel(small, name=DRAFT, pack=self.cuda) for _ in range(2)]
-        lowest = (tables.below, tables.third)
-        for level, table in zip(
-            (self.target, copy, *drafts), (tables.target, tables.second, *lowest), strict=True
-        ):
-            level.choose(tables, table)
+        self.target.choose(tables, tables.target)
+        for level, name in zip((copy, *drafts), (W4, DRAFT, DRAFT + BELOW), strict=True):
+            level.choose(tables, tables.below[name])
         network = random_head(shape, self.target)
-        heads = [Eagle(network, name=HEAD, draw=choosing_draw(table)) for table in lowest]
+        draws = (choosing_draw(tables.below[name]) for name in (HEAD, HEAD + BELOW))
+        heads = [Eagle(network, name=HEAD, draw=draw) for draw in draws]
         self.by_name: dict[str, list[Any]] = {W4: [copy, copy], DRAFT: drafts, HEAD: heads}
 
-    def rows(self, outer: float, inner: float, batch: int = 1) -> list[Row]:
-        """Draw the tables of a pair of acceptances; return its chains, plain decoding first."""
-        self.tables.draw(outer, inner)
+    def rows(self, chosen: Chosen, batch: int = 1) -> list[Row]:
+        """Draw the tables of a pair of acceptances, or take those of a trace; return the chains,
+        plain decoding first."""
+        if isinstance(chosen, str):
+            agrees = self.tables.recorded(traces.read(chosen))
+        else:
+            agrees = self.tables.drawn(*chosen)
+        pair = () if isinstance(chosen, str) else chosen
+        self.tables.enter(agrees)
+        shares = {name: float(bits.float().mean()) for name, bits in agrees.items()}
         prefix, prompt, tokens = FUSED * self.cuda, self.prompt, self.tokens
-        add = partial(Row, outer=outer, inner=inner, prompt=prompt, tokens=tokens, batch=batch)
-        rows = [add(prefix + PLAIN, chain=ps.Chain([self.target]))]
+        add = partial(Row, prompt=prompt, tokens=tokens, batch=batch)
+        outer, inner = pair or (shares[W4], shares.get(HEAD, shares[DRAFT]))
+        alone = partial(add, outer=outer, inner=inner)
+        rows = [alone(prefix + PLAIN, chain=ps.Chain([self.target]))]
         if self.cuda:
-            rows.append(add(prefix + EAGER, chain=ps.Chain([self.target], graphs=False)))
+            rows.append(alone(prefix + EAGER, chain=ps.Chain([self.target], graphs=False)))
         for below, window in self.chains:
             three = len(below) > 1
-            acceptance = (outer, inner) if three else (outer if below == (W4,) else inner,)
+            lowest = below[-1] + BELOW * three
+            if lowest not in agrees:
+                continue  # the trace has no such head
+            inner = pair[1] if pair else shares[lowest]
+            acceptance = pair if three else (outer if below == (W4,) else inner,) * bool(pair)
             members = [self.target, *(self.by_name[name][three] for name in below)]
             for sync in (None, True)[: 1 + self.sync]:
                 label = prefix + " <- ".join(("target", *below)) + SYNC * bool(sync)
                 chain = ps.Chain(members, list(window), sync_each_step=sync)
-                rows.append(add(label, chain=chain, acceptance=acceptance))
+                rows.append(
+                    add(label, outer=outer, inner=inner, chain=chain, acceptance=acceptance)
+                )
         return rows
 
 
 def measure(
-    chains: ChosenChains,
-    acceptances: Sequence[tuple[float, float]],
-    repeats: int,
-    batches: Sequence[int] = (1,),
+    chains: ChosenChains, acceptances: Sequence[Chosen], repeats: int, batches: Sequence[int] = (1,)
 ) -> Iterator[list[dict[str, Any]]]:
-    """Measure every chain at every pair of acceptances and batch size, in turns; yield the report's
-    rows so far after every call. A chain that fails is a row with its error."""
+    """Measure every chain at every pair of acceptances or trace, and batch size, in turns; yield
+    the report's rows so far after every call. A chain that fails is a row with its error."""
     done, latest = list[dict[str, Any]](), list[dict[str, Any]]()
-    for (outer, inner), batch in itertools.product(acceptances, batches):
-        chains.latest = rows = chains.rows(outer, inner, batch)
+    for chosen, batch in itertools.product(acceptances, batches):
+        chains.latest = rows = chains.rows(chosen, batch)
         timed, clock = [row.timed for row in rows], measuring.Clock(None)
         calls = measuring.turns(timed, repeats, clock, warm_up=WARM_UP)
-        desc = f"{outer:g}, {inner:g}, batch {batch}"
-        for _ in progress.bar(calls, total=repeats * len(rows), desc=desc):
+        for _ in progress.bar(calls, total=repeats * len(rows), desc=f"{chosen}, batch {batch}"):
             latest = [row.report(rows[0]) for row in rows]
             yield [*done, *latest]
         done += latest
@@ -373,12 +403,15 @@ def markdown(report: dict[str, Any]) -> str:
     )
 
 
-def _pair(text: str) -> tuple[float, float]:
+def _pair(text: str) -> Chosen:
+    if text in traces.names():
+        return text
     with contextlib.suppress(ValueError):
         outer, inner = map(float, text.split(":"))
         if 0 < outer < 1 and 0 < inner < 1:
             return outer, inner
     expected = "expected two numbers in (0, 1) with a colon between"
+    expected += f", or {' or '.join(traces.names())}"
     raise argparse.ArgumentTypeError(f"{expected}, given {text!r}")
 
 
@@ -387,7 +420,8 @@ OPTIONS = (
     "--device",
     ("--layers", options.COUNT, None, "N", "make so many of the layers"),
     ("--acceptance", options.listed(_pair), [(0.93, 0.7), (0.97, 0.8)], "A:B,...",
-     "of the W4 copy's tokens by the target, and of the drafter's by the level above it"),
+     "of the W4 copy's tokens by the target, and of the drafter's by the level above it; or a "
+     f"recorded trace: {', '.join(traces.names())}"),
     ("--chains", options.words, list(CHAINS), "WORD,...", f"of {', '.join(CHAINS)}"),
     ("--batch", options.COUNTS, [1], "N,...", "texts of a call"),
     ("--sync-each-step", "add every chain with rounds that the host follows"),

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import polyspec_ext as ps
-from benchmarks import chosen, shapes
+from benchmarks import chosen, shapes, traces
 from benchmarks.__main__ import main
 from benchmarks.shapes import SHAPES, Shape, config_of
 
@@ -84,23 +84,28 @@ def rounds_of(text: torch.Tensor, drafts: torch.Tensor, window: int, begin: int,
     return rounds
 
 
-def test_chains_accept_what_was_chosen() -> None:
+@pytest.mark.parametrize("pair", [(0.9, 0.6), "shipped"])
+def test_chains_accept_what_was_chosen(pair: chosen.Chosen) -> None:
     """Texts are the target's table. Chains of two levels have the rounds that their tables fix;
-    chains of three the expected number of tokens for each."""
+    chains of three the expected number of tokens for each. A trace has its own bits."""
     tokens = 96
     begin = 32
     chains = chosen.ChosenChains(SMALL, DRAFT, "cpu", begin, tokens, sync=True)
-    *before, rows = chosen.measure(chains, [(0.9, 0.6)], 1)
+    *before, rows = chosen.measure(chains, [pair], 1)
     assert [row["error"] for row in rows] == [None] * len(rows)
     assert {len(some) for some in before} == {len(rows)} == {1 + len(before)}
     assert all(row["same_text"] for row in rows)
     tables, end = chains.tables, begin + tokens
+    if isinstance(pair, str):
+        bits = traces.read(pair)[chosen.W4]
+        found = (tables.below[chosen.W4] == tables.target).tolist()
+        assert "".join(map(str, map(int, found))).startswith(bits * 2)
     chain = ps.Chain([chains.target])
     (plain,) = chain.generate([[3] * begin], tokens, eos_token_id=[]).sequences
     assert torch.equal(plain[begin:], tables.target[begin:end])
     for row in rows[1:]:
         if len(row["levels"]) == 2:
-            table = tables.second if row["levels"][1]["name"] == chosen.W4 else tables.below
+            table = tables.below[row["levels"][1]["name"]]
             expected = rounds_of(tables.target, table, row["window"][0], begin, end)
             assert row["levels"][0]["passes"] == expected
             # One draw of the tables: its rounds' time is divided by the tokens that are expected.
