@@ -38,6 +38,7 @@ from .runtime.engine import Engine, Observer
 from .runtime.plan import ChainConfig, Operators, default_rounds
 from .runtime.rows import Row
 from .sampling import Alternatives, LogitsProcessors
+from .stats import html
 from .tensors import padded
 
 if TYPE_CHECKING:
@@ -308,17 +309,26 @@ class Chain:
         self.__dict__.update(state)
         self._idle()
 
-    def __repr__(self) -> str:
-        """Return a line per level, target first, then windows, rounds and rules."""
+    def _described(self) -> list[tuple[str, str]]:
         lines = [level_line(level) for level in self.levels]
         if isinstance(self.drafter, DraftModel):
             lines.append(level_line(self.drafter.level))
         elif self.drafter is not None:
             lines.append(f"{type(self.drafter).__name__}, no model")
-        shown = [f"  {name}: {line}" for name, line in zip(self.names, lines, strict=True)]
+        return list(zip(self.names, lines, strict=True))
+
+    def _settings(self) -> str:
         tail = f", tail={self.tail}" if self.tail else ""
-        settings = f"  window={self.window}, rounds={self.rounds}{tail}, rule={self.rule!r}"
-        return "\n".join(["Chain(", *shown, settings, ")"])
+        return f"window={self.window}, rounds={self.rounds}{tail}, rule={self.rule!r}"
+
+    def __repr__(self) -> str:
+        """Return a line per level, target first, then windows, rounds and rules."""
+        shown = [f"  {name}: {line}" for name, line in self._described()]
+        return "\n".join(["Chain(", *shown, f"  {self._settings()}", ")"])
+
+    def _repr_html_(self) -> str:
+        rows = [(name, [line]) for name, line in self._described()]
+        return html("level", [""], rows, self._settings())
 
     def stream(
         self,

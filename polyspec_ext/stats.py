@@ -23,6 +23,8 @@ _NUMBERS = (
     "prefill_seconds", "decode_seconds", "overhead_seconds",
 )  # fmt: skip
 
+SummaryRow = tuple[str, Sequence[str]]  # name and cells
+
 
 @dataclass(slots=True)
 class LevelStats:
@@ -205,6 +207,29 @@ class Stats:
                 )
             lines.append(line)
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        heads = ("passes", "ms", "drafts", "mean acceptance length", "rate")
+        rows = []
+        for level in self.levels:
+            cells = [str(level.num_forward_passes), f"{level.seconds * 1e3:.1f}"]
+            if level.num_drafts:
+                cells += [str(level.num_drafts), f"{level.mean_acceptance_length:.2f}"]
+                cells.append(f"{level.draft_acceptance_rate:.2f}")
+            rows.append((level.name, cells))
+        return html("level", heads, rows, self.speed)
+
+
+def html(corner: str, heads: Sequence[str], rows: Sequence[SummaryRow], above: str = "") -> str:
+    """Return a table for notebooks, with a line of text above it."""
+    from html import escape  # slow to import
+
+    shown = [
+        "".join(f"<{cell}>{escape(text)}</{cell}>" for text in (name, *cells))
+        for cell, (name, cells) in [("th", (corner, heads)), *(("td", row) for row in rows)]
+    ]
+    body = "".join(f"<tr>{row}</tr>" for row in shown)
+    return f"<p>{escape(above)}</p>" * bool(above) + f"<table>{body}</table>"
 
 
 class StatsRecorder:

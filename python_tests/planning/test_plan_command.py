@@ -223,6 +223,7 @@ def test_a_short_report_has_the_best_of_each_number_of_levels(planned: ps.Plan) 
     table = repr(many).partition("over plain\n")[2].splitlines()
     assert len(table) == 12  # ten, and the other two numbers of levels
     assert max(map(len, repr(many).splitlines())) <= 80
+    assert many._repr_html_().count("<tr>") == 13
 
 
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,12 +122,15 @@ def test_table() -> None:
     assert lines[-1].split() == ["1", "target", "67", "67", "67", "100"]
 
 
-def test_results_are_a_few_lines() -> None:
+def test_results_are_a_few_lines_and_a_table_in_notebooks() -> None:
     chain = tiny.chain()
     out = chain.generate(tiny.prompt_ids(list(tiny.QUESTIONS[:2])), max_new_tokens=8, seed=[3, 4])
     for thing, names in ((out, ["0", "1"]), (out.stats, chain.names), (chain, chain.names)):
         assert len(repr(thing)) < 500
         assert all(name in repr(thing) for name in names)
+        html = thing._repr_html_()
+        assert [f"<tr><td>{name}</td>" in html for name in names] == [True] * len(names)
+        assert html.count("<tr>") == len(names) + 1
     assert "row 1: 8 tokens, length, seed" in repr(out)
 
 
