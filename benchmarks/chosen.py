@@ -4,8 +4,8 @@ A target, its 4-bit copy, an EAGLE-2 head and a small model have random weights,
 time of that shape. Acceptance is drawn before the run: each level has a table with a token per
 position, and a large logit at that token. The target's table is the text. A level below has the
 token of the level above with probability `a`, else another token, independently at each position.
-At temperature 0 every verification accepts with probability `a`. Or the levels agree where those of
-real chains did (`traces`).
+At temperature 0 every verification accepts with probability `a`. Or levels agree as in a recorded
+trace of real chains (`traces`).
 """
 
 from __future__ import annotations
@@ -228,8 +228,8 @@ class ChosenChains:
         self.by_name: dict[str, list[Any]] = {W4: [copy, copy], DRAFT: drafts, HEAD: heads}
 
     def rows(self, chosen: Chosen, batch: int = 1) -> list[Row]:
-        """Draw the tables of a pair of acceptances, or take those of a trace; return the chains,
-        plain decoding first."""
+        """Enter the tables of a pair of acceptances or of a trace; return the chains, plain decoding
+        first."""
         if isinstance(chosen, str):
             agrees = self.tables.recorded(traces.read(chosen))
         else:
@@ -248,7 +248,7 @@ class ChosenChains:
             three = len(below) > 1
             lowest = below[-1] + BELOW * three
             if lowest not in agrees:
-                continue  # the trace has no such head
+                continue  # not in the trace
             inner = pair[1] if pair else shares[lowest]
             acceptance = pair if three else (outer if below == (W4,) else inner,) * bool(pair)
             members = [self.target, *(self.by_name[name][three] for name in below)]

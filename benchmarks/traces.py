@@ -27,8 +27,8 @@ Bits = str  # of "1", accepted, and "0", by position of a text
 
 
 def agreement(upper: Any, lower: Any, prompts: Sequence[Sequence[int]]) -> Bits:
-    """Return whether greedy tokens of `lower` are those of `upper`, along the texts of `upper`. A
-    token after a whole accepted window counts as accepted."""
+    """Return whether `lower` agrees with the greedy texts of `upper`, by position. A token after a
+    whole accepted window counts as accepted."""
     chain, bits = ps.Chain([upper, lower], [_WINDOW]), ""
     for prompt in progress.bar(prompts, desc=" <- ".join(chain.names), leave=False):
         batch = chain.batch([prompt], _TOKENS, temperature=0.0)

@@ -338,7 +338,7 @@ def attended(
     causal: bool = False,
 ) -> Tensor:
     """Attend from the queries ``[B, Hq, T, D]`` to keys ``[B, Hkv, N, D]`` and values by an
-    additive mask (None: a query sees all slots, or earlier ones if `causal`). Scores are scaled by
+    additive mask (None: a query sees all slots, or earlier slots if `causal`). Scores are scaled by
     `scale` (None: ``D ** -0.5``). Returns ``[B, T, Hq, D]``."""
     scale = q.shape[3] ** -0.5 if scale is None else scale
     if takes(q, keys, values, mask):

@@ -144,8 +144,8 @@ class CachedLayers:
     """Layers of equal shape over a `RollbackCache`, with a single operator each for norms, heads
     and activations.
 
-    Where keys and values are in one place, operators write them there. Elsewhere the cache appends
-    them: in a first pass, which allocates memory, in a streaming cache, and with masks by type of
+    Operators write keys and values where a layer has them in a single tensor. Else the cache
+    appends them: in a first pass, which allocates memory, in a streaming cache, and with masks by type of
     layer. The bits are the same.
 
     On CUDA a layer is 9 launches if each product is one launch, 8 in 4 bits, and one more where
@@ -159,8 +159,8 @@ class CachedLayers:
 
     Attributes:
         key_shape: number of key heads, and their width.
-        longest: maximum tokens of a chain in a pass without a mask, with keys and values in one
-            place: queries look up how many slots they see.
+        longest: maximum tokens of a pass without a mask for which operators write keys and values:
+            queries look up how many slots they see.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ def _with_products(layers: Any, of: Callable[[str, RowProduct], Any]) -> list[La
 
 
 def _in_one_call(layers: Any, known: CachedLayers) -> DecoderLayers | None:
-    """Return the layers `known` with matrices as products; None: no such matrices."""
+    """Return the layers `known` with matrices as products; None: there are none."""
 
     def matrices(name: str, product: RowProduct) -> Any:
         late = product.late_bias is not None and name != _PRODUCTS[0]
@@ -423,7 +423,7 @@ class StackedPass:
         self, model: Any, layers: CachedLayers, native: DecoderLayers | None = None
     ) -> None:
         self.model, self.layers = model, layers
-        self.native = native  # a single call, where keys and values are in one place
+        self.native = native  # a single call, where operators write keys and values
         self.longest = layers.longest if native is None else 0  # of passes without a mask
         self._entered = frozenset(range(len(layers.numbers)))  # layers with a state before them
         head = model.get_output_embeddings()

@@ -45,7 +45,7 @@ class ModelLevel:
     Args:
         name: for messages and statistics; None: the model's name or class.
         pack: whether passes run on packed weights; None: they run `model` unchanged.
-        packs_as: a packed level, with whose model this one may share modules.
+        packs_as: a packed level; this one may share modules of its model.
         options: further arguments of the level's constructor, for copies.
 
     Attributes:

@@ -348,7 +348,7 @@ def is_plain_tensor(tensor: Tensor) -> bool:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Return whether a module has hooks or a replaced forward, which only its own calls run."""
+    """Return whether a module has hooks or a replaced forward, which run in its calls alone."""
     hooks = module._forward_hooks or module._forward_pre_hooks
     return bool(hooks) or "forward" in module.__dict__
 

@@ -41,7 +41,7 @@ class MemoryKey:
         owner: owner of the memory, kept as a weak reference. Equal addresses of different owners
             are different keys.
         tensors: all tensors of it, kept as address, shape, strides and data type of each.
-        form: other inputs of the step's operators, such as sizes that the host knows.
+        form: other inputs of the step's operators, as sizes that the host knows.
         span: slots that attention reads. Steps that differ only in `span` share their set-up.
     """
 

@@ -87,7 +87,7 @@ def rounds_of(text: torch.Tensor, drafts: torch.Tensor, window: int, begin: int,
 @pytest.mark.parametrize("pair", [(0.9, 0.6), "shipped"])
 def test_chains_accept_what_was_chosen(pair: chosen.Chosen) -> None:
     """Texts are the target's table. Chains of two levels have the rounds that their tables fix;
-    chains of three the expected number of tokens for each. A trace has its own bits."""
+    chains of three the expected number of tokens for each. A trace has its bits."""
     tokens = 96
     begin = 32
     chains = chosen.ChosenChains(SMALL, DRAFT, "cpu", begin, tokens, sync=True)

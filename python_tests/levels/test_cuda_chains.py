@@ -124,7 +124,7 @@ def test_steps_that_the_host_follows_replay_their_passes(name: str) -> None:
         made = chain(parts, window, graphs=graphs, sync_each_step=True)
         made.batch([3, 1, 4, 1, 5, 9], 64, temperature=1.0, eos_token_id=[])
         with torch.inference_mode():
-            for _ in range(5):  # the first ones allocate and capture
+            for _ in range(5):  # the first rounds allocate and capture
                 seen.counts.clear()
                 for kept in (replays, seen.reads, seen.uploads):
                     kept.clear()

@@ -110,7 +110,7 @@ def test_modules_with_hooks_are_called(part: str) -> None:
 
 
 def test_norms_belong_to_the_model() -> None:
-    """Values that change in place are read; other memory is refused."""
+    """Values written to the same memory are read; other memory is refused."""
     level = _level("qwen3", torch.float32, True)
     before = _everything(level)
     norm = level.model.model.layers[1].self_attn.k_norm.weight
@@ -178,7 +178,7 @@ def test_a_bias_behind_the_rounding_is_added_by_operators() -> None:
     assert level._stacked is not None
     assert level._stacked.native is None
     unpacked = HuggingFaceLevel(wide())
-    assert unpacked._stacked is None  # whose rounding is part of its distribution
+    assert unpacked._stacked is None  # its rounding is part of its distribution
 
 
 def test_the_model_stays_as_it_is() -> None:

@@ -279,7 +279,7 @@ bool stream_of(const Int4Product& p, CUstream_st* stream, Result* result) {
   return false;
 }
 
-// Up to 32 tokens by each launch: those of a second one find many of the weights in L2.
+// Up to 32 tokens by each launch: the second launch finds many of the weights in L2.
 template <class T>
 bool streamed(Int4Product p, CUstream_st* stream, Result* result) {
   if (p.tokens > 2 * kStreamTokens) return false;

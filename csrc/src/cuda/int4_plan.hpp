@@ -18,7 +18,7 @@ constexpr int kPairShift = 2;  // groups of 128 inputs are copied two at a time
 // Bytes of weights in flight on a multiprocessor that hide the latency of memory.
 constexpr int64_t kBytesUnderWay = 128 * 1024;
 
-// Tiles whose sums lie side by side.
+// Tiles with adjacent sums.
 constexpr int stream_sums(int token_tiles) { return token_tiles < 4 ? 2 : 1; }
 // Shared memory before the activations: sums, and barriers.
 constexpr int64_t stream_fixed_bytes(int token_tiles) {

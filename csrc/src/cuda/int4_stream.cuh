@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int j = 0; j < 4; ++j)
         shared.sums[turn][warp][f][lane][j] = y.of[f / kTokenTiles][f % kTokenTiles][j];
     }
-    meet();  // the sums are written, and of two buffers those of the tile before last are read
+    meet();  // the sums are written, and the buffer of the tile before last has been read
     // The CTA writes the tile of its rank.
     const auto sum_of = [&](int s, int f, int l, int j) {
       float* const mine = &shared.sums[turn][(rank << slices_shift) + (s & (slices - 1))][f][l][j];
