@@ -288,7 +288,17 @@ def overall(run: Run) -> Table:
             f"is below {0.05 / max(count, 1):.2g} in 5 of 100 such tables."
         )
     words = {"baseline": run.labels[run.baseline], "lossless": lossless, "losing": losing}
-    words |= {"best": f" The best two levels: {run.labels[best]}." if best else ""}
+    words["best"] = f" The best two levels: {run.labels[best]}." if best else ""
+    chains = [name for name in run.methods if name not in peers]
+    for name in chains:
+        if run.methods[name]["kind"] == "planned" and (fastest := run.fastest(chains)):
+            regret = run.rate(fastest) / run.rate(name) - 1
+            words["best"] += (
+                f" The plan's choice takes {regret:.1%} more time than the fastest, "
+                f"{run.labels[fastest]}."
+                if regret
+                else " The plan's choice is the fastest."
+            )
     return Table("overall", run.labelled(records), others=len(records) - 1, **words)
 
 

@@ -53,7 +53,6 @@ CHAINS = {
     "8 times, temperature 1": "cpu-2026-11-22-chains/grown8-temperature1.json",
 }
 LLAMA = "cpu-2026-11-23-llama/llama.json"
-LLAMA_POLICY = "cpu-2026-11-23-llama/policy.json"
 REAL_DEMO = "cpu-2026-11-27-demo-real/demo-real.json"
 BLOCKS_DEMO = "cpu-2026-11-25-demo-real/demo-blocks.json"
 # Runs of `benchmarks paper`, by the table that shows them.
@@ -62,6 +61,7 @@ PAPER = {
     "paper-real": ["cpu-2026-11-25-paper-real/greedy"],
     "paper-real-epyc": ["cpu-2026-11-25-paper-real/greedy-epyc"],
     "paper-real-w4": ["cpu-2026-11-25-paper-real/w4-greedy"],
+    "paper-real-now": [f"cpu-2026-11-28-paper-real/{name}" for name in ("bf16-epyc", "w4-epyc")],
     "paper-real-sampled": ["cpu-2026-11-25-paper-real/sampled-epyc"],
     "paper-sampled-texts": ["cpu-2026-11-26-paper-sampled"],
     "paper-real-batches": [
@@ -310,9 +310,9 @@ _ENGINES = ("OpenVINO GenAI with draft", "llama.cpp's rule with draft")
 Speeds = list[tuple[int, float]]  # number in `_NAMES`, times plain decoding
 
 
-def _real(name: str) -> Speeds:
+def _real(name: str, number: int = 0) -> Speeds:
     """Return the best chain of each number of levels of a run of ``benchmarks paper``."""
-    (run,) = report.load([RESULTS / folder for folder in PAPER[name]])
+    run = report.load([RESULTS / folder for folder in PAPER[name]])[number]
     best: dict[int, float] = {}
     for method in run.methods:
         label, speed = run.labels[method], run.compared(method)["speedup"]
@@ -347,6 +347,7 @@ def speeds() -> list[tuple[str, str, Speeds]]:
         ("1.5B, bfloat16", "Intel Xeon with AMX", _real("paper-real")),
         ("1.5B, bfloat16", "AMD EPYC, AVX-512", _real("paper-real-epyc")),
         ("1.5B, 4 bits", "Intel Xeon with AMX", _real("paper-real-w4")),
+        ("1.5B, 4 bits", "AMD EPYC, AVX-512", _real("paper-real-now", 1)),
         ("1.5B, 4 bits", "AMD EPYC, AVX2", [*small, (3, engine)]),
     ]
 
@@ -640,7 +641,6 @@ TABLES: dict[str, Callable[[], Lines]] = {
     **{name: functools.partial(clients, name) for name in SERVING},
     "targets": targets,
     "llama": functools.partial(llama, LLAMA),
-    "llama-policy": functools.partial(llama, LLAMA_POLICY),
     "chains": chains,
     "predictions": predictions,
     "kernels": kernels,

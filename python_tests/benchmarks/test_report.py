@@ -35,6 +35,21 @@ def test_committed_runs_give_the_committed_tables(folder: Path) -> None:
     assert set(report.as_printed().lines()) <= set(lines)
 
 
+def test_the_plans_choice_has_a_regret() -> None:
+    found = []
+    for run in report.load(COMMITTED):
+        table = report.overall(run)
+        ours = [row for row in table.records if run.methods[row["method"]]["kind"] != "engine"]
+        if planned := [row for row in ours if run.methods[row["method"]]["kind"] == "planned"]:
+            ours = [row for row in ours if run.methods[row["method"]]["kind"] != "assisted"]
+            best = max(row["tokens_per_second"] for row in ours)
+            regret = best / planned[0]["tokens_per_second"] - 1
+            words = f"takes {regret:.1%} more time" if regret else "is the fastest."
+            assert f" The plan's choice {words}" in table.note
+            found.append(regret)
+    assert len(found) > 1
+
+
 def records_of(folder: Path) -> Tables:
     (run,) = report.load([folder])
     tables = json.loads(json.dumps({one.key: one.records for one in report.tables_of(run)}))
