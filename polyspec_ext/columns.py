@@ -86,13 +86,13 @@ def fitted(markdown: str, width: int = WIDTH) -> str:
 # ---- statistics ----------------------------------------------------------------------------------
 
 STATS_WIDTH = 100
-_NAME = 20  # columns of a level's name
+_NAME = 18  # columns of a level's name
 _POSITIONS = 14  # positions that fit in a line
 
 
 def of_stats(stats: Stats) -> str:
     """Format a line per level, then acceptance by position."""
-    lines = [*_summary(stats), "", *_levels(stats)]
+    lines = [*_summary(stats), "", _levels(stats)]
     verified = [(n, level) for n, level in enumerate(stats.levels, 1) if level.num_drafts]
     return "\n".join([*lines, *(["", *_positions(verified)] if verified else [])])
 
@@ -111,44 +111,39 @@ def _summary(stats: Stats) -> list[str]:
     ]
 
 
-def _levels(stats: Stats) -> list[str]:
+def _levels(stats: Stats) -> str:
     heads = ("passes", "ms/pass", "time %", "drafts", "drafted", "accepted", "rate", "mean length")
-    widths = [max(7, len(head)) for head in heads]
-    lines = [_line("level", heads, widths)]
+    rows: list[Row] = []
     for number, level in enumerate(stats.levels, 1):
-        passes = level.num_forward_passes
+        passes, counts, rates = level.num_forward_passes, [""] * 3, [""] * 2
         mean = f"{level.seconds / passes * 1e3:.2f}" if passes else "-"
-        cells = [str(passes), mean, _percent(level.seconds, stats.decode_seconds)]
         if level.num_drafts:
-            counts = level.num_drafts, level.num_draft_tokens, level.num_accepted_tokens
-            rates = level.draft_acceptance_rate, level.mean_acceptance_length
-            cells += [*map(str, counts), *(f"{rate:.2f}" for rate in rates)]
+            numbers = level.num_drafts, level.num_draft_tokens, level.num_accepted_tokens
+            shares = level.draft_acceptance_rate, level.mean_acceptance_length
+            counts, rates = [*map(str, numbers)], [f"{share:.2f}" for share in shares]
         elif level.num_proposed_tokens:
-            cells += ["", str(level.num_proposed_tokens)]
-        lines.append(_line(f"{number} {level.name}", cells, widths))
-    return lines
+            counts[1] = str(level.num_proposed_tokens)
+        time = _percent(level.seconds, stats.decode_seconds)
+        rows.append((_named(number, level), [str(passes), mean, time, *counts, *rates]))
+    return table("level", heads, rows, STATS_WIDTH)
 
 
 def _positions(verified: Sequence[tuple[int, LevelStats]]) -> list[str]:
     longest = max(len(level.num_draft_tokens_per_pos) for _, level in verified)
     shown = min(longest, _POSITIONS)
-    widths = [4] * shown
     note = f" (the first {shown} of {longest})" if longest > shown else ""
-    lines = [
-        f"accepted, in % of the blocks that had a token there{note}",
-        _line("at position", [str(i + 1) for i in range(shown)], widths),
-    ]
+    rows: list[Row] = []
     for number, level in verified:
-        rates = level.draft_acceptance_rate_per_pos[:shown]
-        lines.append(_line(f"{number} {level.name}", [f"{100 * r:.0f}" for r in rates], widths))
-    return lines
+        rates = [f"{100 * rate:.0f}" for rate in level.draft_acceptance_rate_per_pos[:shown]]
+        rows.append((_named(number, level), rates + [""] * (shown - len(rates))))
+    heads = [str(position + 1) for position in range(shown)]
+    title = f"accepted, in % of the blocks that had a token there{note}"
+    return [title, table("at position", heads, rows, STATS_WIDTH)]
 
 
-def _line(name: str, cells: Sequence[str], widths: Sequence[int]) -> str:
-    if len(name) > _NAME:
-        name = name[: _NAME - 3] + "..."
-    padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=False))
-    return (name.ljust(_NAME + 2) + " ".join(padded)).rstrip()
+def _named(number: int, level: LevelStats) -> str:
+    name = level.name if len(level.name) <= _NAME else f"{level.name[: _NAME - 3]}..."
+    return f"{number} {name}"
 
 
 def _percent(value: float, whole: float) -> str:
