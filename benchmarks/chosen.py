@@ -228,8 +228,7 @@ class ChosenChains:
         self.by_name: dict[str, list[Any]] = {W4: [copy, copy], DRAFT: drafts, HEAD: heads}
 
     def rows(self, chosen: Chosen, batch: int = 1) -> list[Row]:
-        """Enter the tables of a pair of acceptances or of a trace; return the chains, plain decoding
-        first."""
+        """Enter the tables of acceptances or of a trace; return the chains, the target first."""
         if isinstance(chosen, str):
             agrees = self.tables.recorded(traces.read(chosen))
         else:

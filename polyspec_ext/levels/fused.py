@@ -145,8 +145,8 @@ class CachedLayers:
     and activations.
 
     Operators write keys and values where a layer has them in a single tensor. Else the cache
-    appends them: in a first pass, which allocates memory, in a streaming cache, and with masks by type of
-    layer. The bits are the same.
+    appends them, with the same bits: in a first pass, which allocates memory, in a streaming cache,
+    and with masks by type of layer.
 
     On CUDA a layer is 9 launches if each product is one launch, 8 in 4 bits, and one more where
     attention reads more than 512 slots. The device reads the number of slots that queries see.
@@ -413,11 +413,7 @@ def _parts(layer: Any) -> LayerParts:
 
 class StackedPass:
     """Passes of a packed model of a known family: embeddings, layers, norm and head, instead of
-    transformers' forward. On the CPU a token has the same bits in every pass.
-
-    Module by module, a short pass of a small model spends much of its time between its products, on
-    calls, allocations and checks.
-    """
+    transformers' forward. On the CPU a token has the same bits in every pass."""
 
     def __init__(
         self, model: Any, layers: CachedLayers, native: DecoderLayers | None = None
@@ -482,8 +478,8 @@ class StackedPass:
 
 
 def stacked_pass(model: Any) -> StackedPass | None:
-    """Return the passes of a packed copy of a model, or None: its forward runs them, because it is
-    of another family or has hooks, which need modules."""
+    """Return the passes of a packed copy; None: of another family or with hooks, which need
+    modules."""
     body: Any = getattr(model, "model", None)
     if not (_is_known(model, "ForCausalLM") and _is_known(body, "Model")):
         return None
@@ -511,7 +507,7 @@ _LARGEST_KEPT = (32 << 20) - (64 << 10)
 
 
 class Runs(NamedTuple):
-    """Modules that a level's passes run instead of its model.
+    """Modules of a level's passes.
 
     Attributes:
         model: the model or a copy of its modules.
@@ -527,7 +523,7 @@ class Runs(NamedTuple):
 
 
 def modules_with_states(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that keep a state outside of the cache between passes."""
+    """Return modules that keep a state outside of the cache."""
     return [module for module in model.modules() if not IN_MODULES.isdisjoint(vars(module))]
 
 
@@ -565,11 +561,9 @@ def pack_layers(
 def keep_freed_memory() -> None:
     """Have glibc keep blocks of less than 32 MiB for the next allocation, and up to 64 MiB of them.
 
-    By default it returns the larger temporaries of every operator to the system, and they are
-    faulted in again page by page, which slows a prefill of several prompts. Its threshold follows
-    the largest block that was freed so far (M_MMAP_THRESHOLD in mallopt(3), where its settings in
-    the environment come first), so a block of this size is allocated and freed without touching its
-    pages. Other allocators are not affected.
+    By default larger temporaries go back to the system, and are faulted in again page by page,
+    which slows a prefill of several prompts. The threshold follows the largest freed block
+    (M_MMAP_THRESHOLD in mallopt(3)), so a block of this size is allocated and freed untouched.
     """
     torch.empty(_LARGEST_KEPT, dtype=torch.uint8)
 
@@ -642,13 +636,11 @@ def unpacked(model: nn.Module, name: str) -> Runs:
 
 @torch.inference_mode()
 def _compared(model: Any, made: Any) -> tuple[float, Runs]:
-    """Set grouped attention in `made`, and compare its logits with those of `model`, after some
-    tokens of two texts, with a masked token.
+    """Set grouped attention in `made`; return how far its logits are from the logits of `model`,
+    relative to the largest, after two texts with a masked token, and `made` as `Runs`.
 
-    Returns:
-        The difference relative to the largest logit, in float32 the maximum. In fewer bits a state
-        can be so large that rounding alone moves all logits of its token: there it is the median of
-        a text, the larger of both texts. And `made` as `Runs`.
+    In float32 it is the maximum. In fewer bits a state can be so large that rounding alone moves
+    all logits of its token: there it is the larger median of both texts.
     """
     use_grouped(made)
     vocab_size = model.config.get_text_config(decoder=True).vocab_size

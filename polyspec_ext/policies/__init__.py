@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .base import RoundReport, StepReport, WindowPolicy
 
 if TYPE_CHECKING:
-    from .adaptive import (
-        POLICIES,
-        Adaptive,
-        CachedFsm,
-        DrafterChoice,
-        Fixed,
-        Joint,
-        Online,
-        named,
-    )
+    from .adaptive import POLICIES, Adaptive, CachedFsm, DrafterChoice, Fixed, Joint, Online, named
 
 __all__ = [
     "POLICIES", "Adaptive", "CachedFsm", "DrafterChoice", "Fixed", "Joint", "Online", "RoundReport",
