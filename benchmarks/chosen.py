@@ -229,11 +229,11 @@ class ChosenChains:
 
     def rows(self, chosen: Chosen, batch: int = 1) -> list[Row]:
         """Enter the tables of acceptances or of a trace; return the chains, the target first."""
+        pair = None if isinstance(chosen, str) else chosen
         if isinstance(chosen, str):
-            agrees = self.tables.recorded(traces.read(chosen))
+            agrees = self.tables.recorded(traces.recorded()[chosen])
         else:
             agrees = self.tables.drawn(*chosen)
-        pair = () if isinstance(chosen, str) else chosen
         self.tables.enter(agrees)
         shares = {name: float(bits.float().mean()) for name, bits in agrees.items()}
         prefix, prompt, tokens = FUSED * self.cuda, self.prompt, self.tokens
@@ -249,7 +249,8 @@ class ChosenChains:
             if lowest not in agrees:
                 continue  # not in the trace
             inner = pair[1] if pair else shares[lowest]
-            acceptance = pair if three else (outer if below == (W4,) else inner,) * bool(pair)
+            share = outer if below == (W4,) else inner
+            acceptance = () if pair is None else pair if three else (share,)
             members = [self.target, *(self.by_name[name][three] for name in below)]
             for sync in (None, True)[: 1 + self.sync]:
                 label = prefix + " <- ".join(("target", *below)) + SYNC * bool(sync)
@@ -403,14 +404,14 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def _pair(text: str) -> Chosen:
-    if text in traces.names():
+    if text in traces.recorded():
         return text
     with contextlib.suppress(ValueError):
         outer, inner = map(float, text.split(":"))
         if 0 < outer < 1 and 0 < inner < 1:
             return outer, inner
     expected = "expected two numbers in (0, 1) with a colon between"
-    expected += f", or {' or '.join(traces.names())}"
+    expected += f", or {' or '.join(traces.recorded())}"
     raise argparse.ArgumentTypeError(f"{expected}, given {text!r}")
 
 
@@ -420,7 +421,7 @@ OPTIONS = (
     ("--layers", options.COUNT, None, "N", "make so many of the layers"),
     ("--acceptance", options.listed(_pair), [(0.93, 0.7), (0.97, 0.8)], "A:B,...",
      "of the W4 copy's tokens by the target, and of the drafter's by the level above it; or a "
-     f"recorded trace: {', '.join(traces.names())}"),
+     f"recorded trace: {', '.join(traces.recorded())}"),
     ("--chains", options.words, list(CHAINS), "WORD,...", f"of {', '.join(CHAINS)}"),
     ("--batch", options.COUNTS, [1], "N,...", "texts of a call"),
     ("--sync-each-step", "add every chain with rounds that the host follows"),

@@ -28,14 +28,15 @@ Bits = str  # of "1", accepted, and "0", by position of a text
 
 def agreement(upper: Any, lower: Any, prompts: Sequence[Sequence[int]]) -> Bits:
     """Return whether `lower` agrees with the greedy texts of `upper`, by position. A token after a
-    whole accepted window counts as accepted."""
+    whole accepted window counts as accepted; the last token of a text is left out, since the text
+    may end before a rejection."""
     chain, bits = ps.Chain([upper, lower], [_WINDOW]), ""
     for prompt in progress.bar(prompts, desc=" <- ".join(chain.names), leave=False):
         batch = chain.batch([prompt], _TOKENS, temperature=0.0)
         while committed := batch.advance():
             ((_, tokens),) = committed
-            count = len(tokens)
-            bits += "1" * (count - 1) + "01"[count > _WINDOW]
+            bits += "1" * (len(tokens) - 1) + ("1" if len(tokens) > _WINDOW else "0")
+        bits = bits[:-1]
     return bits
 
 
@@ -52,19 +53,10 @@ def record(target: Any, draft: Any, head: Any, texts: Sequence[str]) -> dict[str
     return trace
 
 
-def names() -> list[str]:
-    """Return the names of the recorded traces."""
-    return list(_recorded())
-
-
-def read(name: str) -> dict[str, Bits]:
-    """Return a recorded trace."""
-    return _recorded()[name]
-
-
-def _recorded() -> dict[str, dict[str, Bits]]:
-    traces: dict[str, dict[str, Bits]] = {}
-    return json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else traces
+def recorded() -> dict[str, dict[str, Bits]]:
+    """Return the recorded traces by name."""
+    traces: dict[str, dict[str, Bits]] = json.loads(FILE.read_text(encoding="utf-8"))
+    return traces
 
 
 if __name__ == "__main__":
@@ -77,5 +69,5 @@ if __name__ == "__main__":
     if args.target is None:
         asked, args.head = tiny.QUESTIONS, str(tiny.path("eagle2"))
         args.target, args.draft = str(tiny.path("target")), str(tiny.path("drafter"))
-    known = {**_recorded(), args.name: record(args.target, args.draft, args.head, asked)}
+    known = {**recorded(), args.name: record(args.target, args.draft, args.head, asked)}
     FILE.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")

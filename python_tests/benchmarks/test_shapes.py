@@ -97,7 +97,7 @@ def test_chains_accept_what_was_chosen(pair: chosen.Chosen) -> None:
     assert all(row["same_text"] for row in rows)
     tables, end = chains.tables, begin + tokens
     if isinstance(pair, str):
-        bits = traces.read(pair)[chosen.W4]
+        bits = traces.recorded()[pair][chosen.W4]
         found = (tables.below[chosen.W4] == tables.target).tolist()
         assert "".join(map(str, map(int, found))).startswith(bits * 2)
     chain = ps.Chain([chains.target])

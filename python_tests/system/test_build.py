@@ -209,8 +209,8 @@ def test_readme_and_cmake_ask_for_the_same_nvcc() -> None:
 GPU_STEPS = (
     "configure", "configure without Python", "build", "install", "imports",
     "chosen 7b", "bench int4", "counters 256x256", "dependent launch", "chosen 0.5b",
-    "chosen 7b-batch", "cuda_test", "graph_life_test", "chosen llama3-8b", "pytest gpu",
-    "verify_shapes", "chosen context-4k", "chosen context-16k", "bench kernels",
+    "chosen trace", "chosen 7b-batch", "cuda_test", "graph_life_test", "chosen llama3-8b",
+    "pytest gpu", "verify_shapes", "chosen context-4k", "chosen context-16k", "bench kernels",
     "rounds of the target", "bench paper",
     "sanitizer memcheck", "sanitizer racecheck", "sanitizer synccheck", "sanitizer initcheck",
 )  # fmt: skip
