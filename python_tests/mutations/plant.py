@@ -3,9 +3,9 @@
 
     python python_tests/mutations/plant.py                 every fault of faults.py
     python python_tests/mutations/plant.py NAME...         these
-    python python_tests/mutations/plant.py --search NAME   which tests catch it, of the tests
-                                                           in the fault's areas that `make test`
-                                                           runs; --all: of all tests there
+    python python_tests/mutations/plant.py --search NAME   the tests that catch it, of all that
+                                                           `make test` runs in the files of its
+                                                           tests; --all: of all tests there
 
 A fault is caught when a test that faults.py names for it fails, or takes longer than the limit,
 since some faults are endless loops. Faults of csrc are built first, in the copy: only the targets
@@ -40,7 +40,7 @@ from transformers import LlamaForCausalLM  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTEST = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "-rfE", "--tb=no")
-CATCHES = re.compile(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - |$)", re.M)
+CATCHES = re.compile(r"^(?:FAILED|ERROR) (?:python_tests/)?(\S+?(?:\[.*?\])?)(?: - |$)", re.M)
 SECONDS = 300  # of the tests of a fault
 TOOLS = Path(sys.executable).parent
 # No LTO, no copies of loops for other processors than the plainest.
@@ -99,8 +99,8 @@ def _in_fork(tree: Path, words: Sequence[str], log: Path) -> None:
 def caught(tree: Path, tests: Sequence[str], options: Sequence[str]) -> list[str]:
     """Run tests in the copy, with pytest's `options`; return the names of failed tests."""
     failed = []
-    nodes = [test for test in tests if not test.startswith("ctest ")]
-    for name in (test.removeprefix("ctest ") for test in tests if test not in nodes):
+    nodes = [f"python_tests/{test}" for test in tests if not test.startswith("ctest ")]
+    for name in (test.removeprefix("ctest ") for test in tests if test.startswith("ctest ")):
         program: dict[str, Any] = {"check": True, "capture_output": True, "timeout": SECONDS}
         try:
             subprocess.run([tree / "build" / name], **program)
@@ -122,13 +122,6 @@ def caught(tree: Path, tests: Sequence[str], options: Sequence[str]) -> list[str
         return failed
     found = CATCHES.findall(said)
     return failed + (found or (["collection"] if fork.exitcode else []))
-
-
-def areas_of(fault: Fault) -> list[str]:
-    """Return the files of the tests that catch a fault, and its further areas."""
-    files = [test.partition("::")[0] for test in fault.tests]
-    areas = [f"python_tests/{area}" for area in fault.areas]
-    return list(dict.fromkeys([*files, *areas]))
 
 
 def planted(fault: Fault, tree: Path) -> tuple[Path, str]:
@@ -159,7 +152,9 @@ def main() -> int:
         # The last build is the module of the last fault, so faults in Python come first.
         for fault in sorted(chosen, key=lambda fault: fault.file.startswith("csrc/")):
             began = time.perf_counter()
-            tests = areas_of(fault) if args.search else fault.tests
+            tests = fault.tests
+            if args.search:  # all tests of their files
+                tests = tuple(dict.fromkeys(test.partition("::")[0] for test in tests))
             path, before = planted(fault, tree)
             try:
                 if fault.file.startswith("csrc/"):
