@@ -27,36 +27,6 @@ def packed_of(name: str, outputs: int, inputs: int) -> tuple[torch.Tensor, torch
     return pack(raw, inputs, int(kind)), weights, int(kind)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", TYPES)
-def test_is_the_dequantised_product(name: str, dtype: torch.dtype) -> None:
-    outputs, inputs = 37, 768
-    packed, weights, kind = packed_of(name, outputs, inputs)
-    x = torch.randn(40, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
-    group = 16 if name == "Q6_K" else 32
-    largest = x.double().abs().unflatten(1, (-1, group)).amax(2).repeat_interleave(group, 1)
-    wanted = x.double() @ weights.T
-    # |w - minimum| + |minimum| is at most three times the largest weight of the matrix.
-    size = largest.sum(1, keepdim=True) * 3 * weights.abs().max()
-    bound = (1 / 254 + 2**-22) * largest @ weights.abs().T + (inputs // group + 1) * 2**-22 * size
-    rounding = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
-    bound = bound * (1 + rounding) + rounding * wanted.abs() + 1e-7
-    alone = torch.cat([blocks.product(row[None], packed, outputs, kind) for row in x])
-    for tokens in (*range(1, 18), 33, 40):
-        y = blocks.product(x[:tokens], packed, outputs, kind)
-        assert y.dtype == dtype
-        assert ((y.double() - wanted[:tokens]).abs() <= bound[:tokens]).all()
-        assert y.equal(alone[:tokens])
-
-
-@pytest.mark.parametrize("name", TYPES)
-def test_no_weight_is_rounded(name: str) -> None:
-    """A group with one activation is exact in 8 bits: the product is the weight itself."""
-    packed, weights, kind = packed_of(name, 16, 512)
-    product = blocks.product(torch.eye(512), packed, 16, kind)
-    assert torch.allclose(product.double(), weights.T, rtol=2**-20, atol=1e-8)
-
-
 @pytest.mark.parametrize("name", TYPES)
 def test_rows_have_the_bits_of_another_reader(name: str) -> None:
     """Any bytes, with scales and minima of any finite float16: subnormal, negative, 0."""

@@ -15,26 +15,6 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> t
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@DTYPES
-@pytest.mark.parametrize(("outputs", "inputs"), [(16, 64), (37, 255), (300, 1), (1, 130)])
-def test_is_the_product(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    weights, x, bias = (
-        random(*shape, seed=i, dtype=dtype)
-        for i, shape in enumerate(((outputs, inputs), (200, inputs), (outputs,)))
-    )
-    packed = pack(weights)
-    wanted = x.double() @ weights.double().T
-    # Of a chain of float32 sums (Higham, Accuracy and Stability, 3.1), then of the result.
-    sizes = x.double().abs() @ weights.double().abs().T + bias.double().abs()
-    bound = (inputs + 1) * 2**-24 * sizes + 1e-30
-    if dtype == torch.bfloat16:
-        bound = bound + 2**-8 * (wanted.abs() + bias.double().abs())
-    plain, biased = (product(x, packed, outputs, b) for b in (None, bias))
-    assert plain.dtype == dtype
-    assert ((plain.double() - wanted).abs() <= bound).all()
-    assert ((biased.double() - wanted - bias.double()).abs() <= bound).all()
-
-
 def test_rows_with_a_stride() -> None:
     weights, x = random(16, 100), random(4, 100, seed=1)
     packed = pack(weights[:, :64])

@@ -250,37 +250,6 @@ def test_raise_for_status_names_request_level_and_position() -> None:
     assert (again.request, again.position, str(again)) == (1, 21, str(error))
 
 
-@pytest.mark.parametrize(
-    ("change", "bit"),
-    [
-        ({"draft_tokens": torch.full((B, K), V)}, ps.Status.TOKEN_OUT_OF_RANGE),
-        ({"draft_tokens": torch.full((B, K), -1)}, ps.Status.TOKEN_OUT_OF_RANGE),
-        ({"draft_lengths": torch.full((B,), K + 1)}, ps.Status.BAD_LENGTH),
-        ({"temperature": torch.full((B,), -1.0)}, ps.Status.BAD_PARAMETER),
-        ({"temperature": torch.full((B,), torch.nan)}, ps.Status.BAD_PARAMETER),
-        ({"temperature": torch.full((B,), torch.inf)}, ps.Status.BAD_PARAMETER),
-        ({"min_p": torch.full((B,), torch.nan)}, ps.Status.BAD_PARAMETER),
-        ({"top_p": torch.full((B,), 1.5)}, ps.Status.BAD_PARAMETER),
-        ({"top_p": torch.full((B,), torch.nan)}, ps.Status.BAD_PARAMETER),
-        ({"min_p": torch.full((B,), 1.5)}, ps.Status.BAD_PARAMETER),
-        ({"top_k": torch.full((B,), -1)}, ps.Status.BAD_PARAMETER),
-        ({"position": torch.full((B,), -1)}, ps.Status.BAD_PARAMETER),
-        ({"round": torch.full((B,), 2**32)}, ps.Status.BAD_PARAMETER),
-        ({"target_logits": torch.full((B, K + 1, V), -torch.inf)}, ps.Status.EMPTY_ROW),
-        ({"target_logits": torch.full((B, K + 1, V), torch.inf)}, ps.Status.INF),
-    ],
-)
-def test_what_only_the_data_can_tell_is_a_status_bit(change: dict[str, Any], bit: Any) -> None:
-    r = ps.verify(**{**verify_arguments(), **change})
-    if bit == ps.Status.BAD_PARAMETER:
-        drawn = ps.sample(torch.randn(B, V), **change)
-        assert (drawn.status == int(bit)).all()
-        assert (drawn.tokens == -1).all()
-    assert all(status & bit for status in r.status.tolist())
-    with pytest.raises(ps.RequestError, match=r"request 0, level 1, position 5"):
-        ps.raise_for_status(r.status, level=1, position=5)
-
-
 def test_notes_do_not_raise() -> None:
     status = torch.tensor([0, int(ps.Status.ZERO_RESIDUAL)], dtype=torch.int32)
     ps.raise_for_status(status, level=1, position=0)

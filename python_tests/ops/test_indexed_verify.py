@@ -55,97 +55,6 @@ def test_same_bits_however_the_rows_lie(block: dict[str, Any], ways: Any, rule: 
         assert equal(ps.verify(**call), expected)
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("ways", [(), (pooled,), (pooled, slotted)])
-def test_lengths_beside_offsets(block: dict[str, Any], ways: Any, rule: str) -> None:
-    """Rows that are not used change nothing; without a bonus row there is no bonus."""
-    seed, lengths = block["seed"], block["draft_lengths"]
-    more = torch.tensor([0, 2, 0, 0, 1], device=seed.device)  # further rows
-    full = torch.nn.functional.pad(block["target_logits"], (0, 0, 0, 1), value=torch.nan)
-    mask = torch.arange(K + 2, device=seed.device) < (lengths + more)[:, None]
-    allowed = torch.randint(-(2**31), 2**31, (B, K + 1, 2), device=seed.device).int()
-    every = torch.full_like(lengths, 2**40)
-    bare = 0
-    for step in range(20):
-        call = {**block, "rule": rule, "seed": seed + 100 * step}
-        if step % 4 == 0:
-            call["temperature"] = torch.zeros_like(block["temperature"])
-        if step % 3 == 0:
-            call["allowed"] = allowed | 1  # (not empty)
-        room = every.where(more > 0, lengths)
-        expected = ps.verify(**call, room=room)
-        for way in ways:
-            call = way(call)
-
-        def by_row(table: torch.Tensor, width: int) -> torch.Tensor:
-            return torch.nn.functional.pad(table, (0, width), value=-9)[mask]
-
-        call |= {"target_logits": full[mask], "draft_len": K}
-        call["offsets"] = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0))
-        for name in {"draft_tokens", "draft_rows"} & call.keys():
-            call[name] = by_row(call[name], 2)
-        if "allowed" in call:
-            call["allowed"] = torch.nn.functional.pad(call["allowed"], (0, 0, 0, 1))[mask]
-        assert equal(ps.verify(**call), expected[:5])
-        cut = ps.verify(**call, eos=-1)
-        assert equal(cut[:6], expected[:6])
-        assert equal(cut[8:], expected[8:])
-        assert not cut.ended.any()
-        whole = (more == 0) & (cut.num_emitted == lengths) & (lengths > 0)
-        read = cut.next_positions.where(whole, expected.cache_lengths)
-        assert torch.equal(cut.cache_lengths, read)
-        bare += int(whole.sum())
-    assert bare > 10
-    for wrong in (-1, 3, K + 1, 2**62):  # request 2 has two rows
-        changed = lengths.clone()
-        changed[2] = wrong
-        got = ps.verify(**{**call, "draft_lengths": changed})
-        assert got.status.tolist() == [0, 0, ps.Status.BAD_LENGTH, 0, 0]
-        assert (got.tokens[2] == -1).all()
-
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_proposals_of_both_kinds(block: dict[str, Any], rule: str) -> None:
-    """A token without a draft row is a token with a one-hot draft row."""
-    call = pooled({**block, "draft_lengths": None, "rule": rule})
-    call["draft_statistics"] = None
-    certain = torch.zeros(B, K, dtype=torch.bool, device=call["seed"].device)
-    certain[::2, 1] = certain[1::2, 0] = True
-    one_hot = {**call, "draft_logits": call["draft_logits"].clone()}
-    rows = call["draft_rows"][certain]
-    one_hot["draft_logits"][rows] = -torch.inf
-    one_hot["draft_logits"][rows, call["draft_tokens"][certain]] = 1.0
-    call["draft_rows"] = call["draft_rows"].masked_fill(certain, -1)
-    for seed in range(50):
-        call["seed"] = one_hot["seed"] = seed
-        assert equal(ps.verify(**call), ps.verify(**one_hot))
-
-
-def test_indices_out_of_range_are_of_their_request(block: dict[str, Any]) -> None:
-    for way, name, bad in [
-        (pooled, "draft_rows", [-2, B * K + 4, 2**62]),
-        (slotted, "slots", [-1, B + 3, 2**62]),
-        (ragged, "offsets", [-1, 10**6, -(2**62)]),
-    ]:
-        call = way({**block, "draft_lengths": torch.full_like(block["seed"], K)})
-        good = ps.verify(**call)
-        for value in bad:
-            index = call[name].clone()
-            index.view(-1)[-1 if name == "offsets" else (B - 1) * index[0].numel()] = value
-            wrong = ps.verify(**{**call, name: index})
-            assert wrong.status[-1] & ps.Status.BAD_INDEX
-            assert wrong.tokens[-1].tolist() == [-1] * (K + 1)
-            assert equal([t[:-1] for t in wrong], [t[:-1] for t in good])
-            with pytest.raises(ps.RequestError, match="a slot, an offset or a draft row's id"):
-                ps.raise_for_status(wrong.status, level=1, position=0)
-    long = ragged({**block, "draft_lengths": torch.full_like(block["seed"], K)})
-    wrong = ps.verify(
-        **{**long, "draft_len": K - 1, "draft_statistics": None, "draft_logits": None}
-    )
-    assert wrong.status.tolist() == [ps.Status.BAD_LENGTH] * B
-    assert wrong.tokens.shape == (B, K)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "texts"),
     [
@@ -213,9 +122,3 @@ def test_opcheck_and_compile(block: dict[str, Any]) -> None:
         torch._dynamo.reset()
         compiled = torch.compile(lambda **c: tuple(ps.verify(**c)), fullgraph=True, backend="eager")
         assert equal(compiled(**given), ps.verify(**given))
-
-
-def test_nodes_out_of_range_are_of_their_request(device: torch.device) -> None:
-    nodes = torch.arange(16, device=device) * 2**12
-    bad = ps.sample(torch.zeros(16, 99, device=device), node=nodes)
-    assert bad.status.tolist() == [0] * 4 + [ps.Status.BAD_PARAMETER] * 12

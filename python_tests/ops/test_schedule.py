@@ -176,14 +176,3 @@ def test_words_that_cannot_be(word: int, value: int, said: str) -> None:
     words[1, word] = value
     with pytest.raises(ValueError, match=f"words: expected {said} in row 1"):
         own.next()
-
-
-def test_a_plan_of_more_tokens_than_the_text_has_stops_the_row() -> None:
-    state = rows(1)
-    plan = torch.tensor([[1], [1], [0], [9], [0], [0], [0]])
-    schedule.report(
-        state, SHAPE, 1, plan, torch.ones(1, 10, dtype=torch.int64), torch.tensor([4]),
-        torch.zeros(1, dtype=torch.int32), torch.full((1, 1), 9), 0,
-    )  # fmt: skip
-    assert int(state[0, SHAPE.STOPPED]) == 1
-    assert int(state[0, SHAPE.TOTAL]) == 3

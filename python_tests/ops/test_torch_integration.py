@@ -117,34 +117,6 @@ def test_strided_parameters(device: torch.device) -> None:
     assert equal(ps.sample(logits, **sparse), ps.sample(logits, **packed))  # type: ignore[arg-type]
 
 
-def test_every_output_element_is_written(device, monkeypatch) -> None:
-    """torch poisons fresh memory here; an element left unwritten would show it."""
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    options: dict[str, Any] = block(5, 3, 33, 33, device)
-    options["target_logits"][1, 0, 3] = torch.nan  # stops request 1 at its first row
-    options["draft_tokens"][2, 0] = 10**6  # not a token
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        r = ps.verify(**options, seed=3)
-        s = ps.sample(options["target_logits"][:, 0], seed=3)
-    finally:
-        torch.use_deterministic_algorithms(before)
-    for i in range(5):
-        emitted = int(r.num_accepted[i]) + (0 if r.status[i] & 0xFFFF else 1)
-        assert 0 <= int(r.num_accepted[i]) <= 3
-        assert (r.tokens[i, :emitted] >= 0).all()
-        assert (r.tokens[i, :emitted] < 33).all()
-        assert (r.tokens[i, emitted:] == -1).all()
-        assert (r.logprobs[i, :emitted] <= 0).all()
-        assert r.logprobs[i, emitted:].isnan().all()
-    assert r.status.tolist()[1] & ps.Status.NAN
-    assert s.tokens[1] == -1
-    assert s.logprobs[1].isnan()
-    assert s.status[1] & ps.Status.NAN
-    assert (s.tokens[[0, 2, 3, 4]] >= 0).all()
-
-
 def test_seed_is_64_bits(device: torch.device) -> None:
     logits = torch.zeros(1, 2**16, device=device)
 

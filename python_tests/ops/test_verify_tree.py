@@ -89,75 +89,6 @@ def test_a_chain_with_draft_rows_gets_what_verify_gives(device: torch.device, ru
     )
 
 
-def drawn_paths(draft: torch.Tensor, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and parents of `count` drawn paths, which share their first nodes."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    first: dict[tuple[int, ...], int] = {(): -1}
-    texts: list[tuple[int, ...]] = [()] * count
-    for depth, row in enumerate(draft):
-        for path in range(count):
-            drawn = ps.sample(row[None], seed=seed, position=depth, node=path, level=2)
-            parents.append(first[texts[path]])
-            texts[path] = (*texts[path], int(drawn.tokens))
-            tokens.append(texts[path][-1])
-            first.setdefault(texts[path], len(tokens) - 1)
-    return torch.tensor([tokens]), torch.tensor([parents])
-
-
-def test_paths_are_accepted_further_by_the_block_rule(device: torch.device) -> None:
-    depth, count, vocab = 4, 3, 50
-    draft = torch.randn(depth, vocab)
-    target = torch.cat([draft + 1.5 * torch.randn(depth, vocab), torch.randn(1, vocab)])
-    accepted = dict.fromkeys(("token", "block", "one path"), 0)
-    for seed in range(300):
-        tokens, parents = drawn_paths(draft, count, seed)
-        level = [0]
-        for parent in parents[0].tolist():
-            level.append(level[parent + 1] + 1)
-        at = torch.tensor(level)
-        rows = at.where(at < depth, -1)
-        call: dict[str, Any] = {"draft_rows": rows[None], "depth": depth, "seed": seed}
-        call = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in call.items()}
-        inputs = [target[at][None], tokens, parents, draft]
-        for rule in ("token", "block"):
-            r = ps.verify_tree(*(t.to(device) for t in inputs), **call, rule=rule)
-            assert not int(r.status)
-            accepted[rule] += int(r.num_accepted)
-        path = [target[None], tokens[:, ::count], draft[None]]
-        one = ps.verify(*(t.to(device) for t in path), rule="block", seed=seed)
-        accepted["one path"] += int(one.num_accepted)
-    assert accepted["block"] > accepted["token"] > accepted["one path"], accepted
-
-
-def test_a_node_that_no_token_may_follow_is_a_leaf(device: torch.device) -> None:
-    depth, stood = 3, []
-    draft = torch.randn(depth, 64, device=device)
-    for seed in range(60):
-        tokens, parents = drawn_paths(draft, 2, seed)
-        nodes = tokens.shape[1]
-        above = [-1, *parents[0].tolist()]
-        depths = [0]
-        for parent in above[1:]:
-            depths.append(depths[parent + 1] + 1)
-        rows = torch.tensor([[at if at < depth else -1 for at in depths]], device=device)
-        target = torch.randn(1, nodes + 1, 64, device=device)
-        target[0] += draft[rows[0].clamp_min(0)]
-        dead = 1 + seed % (nodes - 2)
-        target[0, dead] = -torch.inf
-        call = {"seed": seed, "rule": "block", "depth": depth}
-        call |= {"draft_tokens": tokens.to(device), "parents": parents.to(device)}
-        got = ps.verify_tree(target, draft_logits=draft, draft_rows=rows, **call)
-        leaf = rows.clone()
-        leaf[0, dead] = -1
-        want = ps.verify_tree(target, draft_logits=draft, draft_rows=leaf, **call)
-        # (The nodes above a leaf are accepted; a block with an error has none.)
-        count = 1 if got.status else len(got)
-        assert equal([got.status, *got][:count], [want.status, *want][:count])
-        stood.append(int(got.status))
-    assert set(stood) == {0, ps.Status.EMPTY_ROW}
-
-
 def test_a_path_of_more_drawn_nodes_than_fit_is_refused(device: torch.device) -> None:
     row = torch.zeros(1, 5, device=device)
     for nodes, status in ((32, 0), (33, int(ps.Status.BAD_TREE))):
@@ -226,24 +157,6 @@ def test_same_bits_however_the_rows_lie(tree: dict[str, Any], ways: Any) -> None
             call = way(call)
         assert equal(ps.verify_tree(**call), expected)
     assert stood > 20
-
-
-def test_indices_out_of_range_are_of_their_request(tree: dict[str, Any]) -> None:
-    for way, name, bad in [
-        (slotted, "slots", [-1, B + 3, 2**62]),
-        (ragged_trees, "offsets", [-1, 10**6, -(2**62)]),
-    ]:
-        call = way(tree)
-        good = ps.verify_tree(**call)
-        for value in bad:
-            index = call[name].clone()
-            index[-1] = value
-            wrong = ps.verify_tree(**{**call, name: index})
-            assert wrong.status[-1] == ps.Status.BAD_INDEX
-            assert wrong.tokens[-1].tolist() == [-1] * 4
-            assert equal([t[:-1] for t in wrong], [t[:-1] for t in good])
-    few = ps.verify_tree(**{**ragged_trees(tree), "nodes": 4})
-    assert few.status.tolist() == [ps.Status.BAD_LENGTH] * 3 + [0, 0, ps.Status.BAD_LENGTH]
 
 
 @pytest.mark.parametrize(
