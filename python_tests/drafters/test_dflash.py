@@ -118,37 +118,6 @@ def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
     assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("copy", ["", "w4:"], ids=["whole", "4 bits"])
-@pytest.mark.parametrize("kind", ["DFlash", "DSpark"])
-def test_a_drafter_that_knows_the_target_is_accepted(kind: str, copy: str, tmp_path: Path) -> None:
-    """The target counts up by one. A DFlash drafts the likeliest id of a constant state and is
-    right once a round; a DSpark's Markov head counts on from its tokens."""
-    spark = kind == "DSpark"
-    v = Variant("counts", "speculators " + kind.lower(), hidden=32, vocab=32, mask=0, own=True,
-                rank=32 * spark, layers=1)  # fmt: skip
-    target, weights = target_of(v), weights_of(v)
-    up = torch.eye(32).roll(1, 0)  # from each id to the next
-    with torch.no_grad():
-        for layer in target.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        target.model.embed_tokens.weight.copy_(torch.eye(32))
-        target.lm_head.weight.copy_(up)
-    weights["lm_head.weight"] *= 0.01
-    if spark:
-        weights["markov_head.markov_w1.weight"] = torch.eye(32)
-        weights["markov_head.markov_w2.weight"] = up.clone()
-    place = save(v, weights, tmp_path / "head")
-    target.save_pretrained(tmp_path / "target")
-    out = ps.Chain([tmp_path / "target", f"{copy}{place}"], [4]).generate(
-        [[3], [7, 8, 9]], max_new_tokens=20, eos_token_id=[]
-    )
-    assert out.sequences[1, :23].tolist() == [i % 32 for i in range(7, 30)]
-    stats = out.stats.levels[0]
-    share = stats.num_accepted_tokens / stats.num_draft_tokens
-    assert share == 1 if spark else share < 0.5
-
-
 @pytest.mark.parametrize("v", [PLAIN, SPARK], ids=lambda v: v.name)
 def test_below_a_model_of_another_width(v: Variant, tmp_path: Path) -> None:
     """Requests that join and leave, and a prefix that was read before."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import toy
-import toy_rows
 
 import polyspec_ext as ps
-from polyspec_ext.levels import IdMap, LevelOutput
+from polyspec_ext.levels import IdMap
 from polyspec_ext.runtime.plan import Operators
 
 V, DRAWN, PROMPT = 4, [0, 1, 3], [2, 1]
@@ -45,14 +43,6 @@ def test_the_target_is_given_rows_of_the_drawn_ids() -> None:
     assert all(one == (3, [0, 1, -1, 2]) for one in seen)
 
 
-def test_ids_that_the_level_above_lacks_are_not_drawn() -> None:
-    above = toy.ToyLevel(3, 1)
-    chain = ps.Chain([above, ps.DraftModel(PartLevel())], [3], check_vocabulary=False)
-    out = chain.generate(PROMPT, 40, temperature=1.0, seed=2)
-    assert set(out.sequences[0].tolist()) <= {0, 1, 2}
-    assert out.stats.levels[0].num_accepted_tokens > 0
-
-
 def test_processors_see_every_id() -> None:
     """Processors change logits by id; the draw follows the changed logits of the drawn ids."""
 
@@ -80,30 +70,6 @@ def test_a_drafter_without_a_common_id_is_refused() -> None:
 def test_the_target_draws_all() -> None:
     with pytest.raises(ValueError, match=r"draws all of its 4 ids, given one that draws 3"):
         ps.Chain([PartLevel(), toy.ToyLevel(V, 2)], [2])
-
-
-class StayingPart(toy_rows.Staying):
-    """A level of batches with logits of `DRAWN` only."""
-
-    def __init__(self) -> None:
-        super().__init__(V, 3)
-        self.capabilities = replace(
-            toy_rows.Staying.capabilities, id_map=IdMap(V, torch.tensor(DRAWN))
-        )
-
-    def forward(self, block: Any) -> Any:
-        return LevelOutput(super().forward(block).logits[..., DRAWN])
-
-
-def test_processors_may_forbid_all_that_it_draws() -> None:
-    class Only:
-        def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
-            return torch.where(torch.arange(V) == 2, logits, -float("inf"))
-
-    chain = ps.Chain([toy_rows.Staying(V, 1), StayingPart(), toy_rows.Staying(V, 2)], [2, 1])
-    batch = chain.batch([PROMPT], 6, temperature=1.0, seed=1, processors=Only())
-    batch.complete()
-    assert batch.rows[0].tokens[len(PROMPT) :] == [2] * 6
 
 
 @pytest.mark.parametrize(

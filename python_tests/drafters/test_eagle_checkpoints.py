@@ -10,7 +10,6 @@ import pytest
 import torch
 from calls import arguments_of
 from eagle_heads import Variant, config_of, save, weights_of
-from safetensors.torch import save_file
 from small_models import make
 from unsafe_code import Code
 
@@ -237,17 +236,6 @@ def test_heads_are_told_from_models(target: Any, tmp_path: Path) -> None:
     assert not head_of(tmp_path / "not there")
 
 
-def test_sharded_checkpoints(target: Any, tmp_path: Path) -> None:
-    whole = weights_of(FIRST, 4)
-    place = save(FIRST, whole, tmp_path)
-    (place / "model.safetensors").unlink()
-    index = {key: f"part-{i % 2}.safetensors" for i, key in enumerate(sorted(whole))}
-    for part in set(index.values()):
-        save_file({k: whole[k] for k, v in index.items() if v == part}, place / part)
-    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    assert load(place, target).config.version == 1
-
-
 @pytest.mark.parametrize("part", ["/etc/x.safetensors", "../x.safetensors", "a/b.safetensors",
                                   "..", "", "c:\\x", 3, None])  # fmt: skip
 def test_a_shard_index_names_files_beside_it(part: Any, target: Any, tmp_path: Path) -> None:
@@ -326,13 +314,6 @@ def test_shipped_heads_draft_for_the_target(name: str, copy: str) -> None:
     # Far above chance, which is 1 in 2,048.
     target = out.stats.levels[0]
     assert target.num_accepted_tokens > 0.05 * target.num_draft_tokens
-
-
-def test_the_report_has_the_heads() -> None:
-    report = json.loads((tiny.root() / "report.json").read_text())
-    for name in tiny.HEADS:
-        assert len(report[name]["overlap"]) >= 2
-        assert 0 < report[name]["overlap"][0] < 1
 
 
 def test_all_that_is_shipped_stays_small() -> None:

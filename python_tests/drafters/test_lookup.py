@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 
 import pytest
-import toy
 import toy_rows
 
 import polyspec_ext as ps
@@ -52,20 +51,6 @@ def test_a_text_that_repeats_one_token_costs_little() -> None:
     drafter, text = ps.SuffixMatch(), [7] * 30_000
     assert list(drafter.propose(ps.Context(text), 3).tokens) == [7, 7, 7]
     assert list(ps.SuffixMatch(20_000).propose(ps.Context(text[:20_001]), 1).tokens) == [7]
-
-
-def test_by_name_and_in_a_batch() -> None:
-    target = toy_rows.make(1)[0]
-    chain = ps.Chain([target, "suffix"], [6])
-    assert isinstance(chain.drafter, ps.SuffixMatch)
-    alone = [toy_rows.run(chain, [row]).sequences[0].tolist() for row in toy_rows.ROWS]
-    together = toy_rows.run(chain, toy_rows.ROWS)
-    for own, text, row in zip(together.sequences.tolist(), alone, toy_rows.ROWS, strict=True):
-        assert own[: len(text)] == text, row
-    # A target that repeats itself, greedily: its periods are found.
-    greedy = ps.Chain([toy.ToyLevel(4, 3), ps.SuffixMatch()], [6]).generate([1], 60)
-    assert greedy.sequences.equal(ps.Chain([toy.ToyLevel(4, 3)]).generate([1], 60).sequences)
-    assert greedy.stats.levels[0].mean_acceptance_length > 2
 
 
 @pytest.mark.parametrize("sizes", [(3, 1), (4, 2)], ids=str)

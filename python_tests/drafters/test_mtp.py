@@ -59,46 +59,6 @@ def test_drafts_are_those_of_the_plain_forward_pass(family, heads, pack, tmp_pat
             assert tokens == rows.argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_texts_are_plain_decodings(family: str, tmp_path: Path) -> None:
-    """Compare three texts of unequal lengths; one begins with a single token, one ends early."""
-    target, _, head = head_in(family, tmp_path)
-    lengths = [8, 5, 8]
-    out = ps.Chain([target, head], [3]).generate(PROMPTS, lengths, eos_token_id=[])
-    assert out.stats.levels[0].num_accepted_tokens < out.stats.levels[0].num_draft_tokens
-    for b, (prompt, length) in enumerate(zip(PROMPTS, lengths, strict=True)):
-        assert out.new_tokens[b] == plain_greedy(target, prompt, length)[len(prompt) :]
-
-
-@pytest.mark.parametrize("word", ["mtp", "w4:mtp"])
-@pytest.mark.parametrize("reads", ["states", "embeddings"])
-def test_a_head_that_knows_the_target_is_accepted(reads: str, word: str, tmp_path: Path) -> None:
-    """A head that counts up with the target, by the state or the embedding of a token."""
-    target = target_of("mimo", vocab_size=32)
-    reference = Reference("mimo", target, vocab_size=32)
-    (head,) = reference.heads
-    up = torch.eye(32).roll(1, 0)  # from each id to the next
-    with torch.no_grad():
-        for layer in (*target.model.layers, *head.layers):
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        target.model.embed_tokens.weight.copy_(torch.eye(32))
-        target.lm_head.weight.copy_(up)
-        for norm in (target.model.norm, head.norm, head.embed_norm, head.state_norm):
-            norm.weight.abs_().add_(0.1)
-        none = torch.zeros(32, 32)
-        pair = (up, none) if reads == "states" else (none, torch.eye(32))
-        head.fc = torch.cat(pair, 1)
-    place = save(target, reference.tensors(), tmp_path)
-    chain = ps.Chain([place, word], [4])
-    out = chain.generate([[3], [7, 8, 9]], max_new_tokens=20, eos_token_id=[])
-    assert out.sequences[1, :23].tolist() == [i % 32 for i in range(7, 30)]
-    stats = out.stats.levels[0]
-    # (A text of one token has no state.)
-    assert stats.num_accepted_tokens > 0.85 * stats.num_draft_tokens
-    assert stats.mean_acceptance_length > 4
-
-
 @pytest.mark.parametrize("family", ["deepseek_v3", "mimo"])
 def test_trees(family: str, tmp_path: Path) -> None:
     """A tree of single children is the greedy chain."""

@@ -9,7 +9,6 @@ import pytest
 import torch
 import toy
 from captured_chains import level
-from device_rounds import same_without_the_host, watched
 from recorder import WatchedGraphs
 from toy_trees import TreeLevel
 
@@ -124,16 +123,6 @@ def test_rows_do_not_depend_on_their_neighbours(count: int) -> None:
     for b, text in enumerate(TEXTS):
         own = {**OPTIONS, "temperature": OPTIONS["temperature"][b], "seed": whole.seeds[b]}
         assert chain.generate(text, [30, 12, 25][b], **own).new_tokens[0] == whole.new_tokens[b]
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_rounds_without_the_host(count: int) -> None:
-    followed, alone = models(3, count), models(3, count, sync=False)
-    out, rounds = same_without_the_host(followed, alone, TEXTS, 30, **OPTIONS)
-    assert len(rounds) >= out.stats.levels[0].num_forward_passes - 2 > 3
-    with watched(alone) as seen:
-        alone.generate(TEXTS, 30, **OPTIONS)
-    assert seen.synchronisations == 0
 
 
 def test_its_steps_are_captured() -> None:

@@ -67,23 +67,6 @@ def test_logits_of_fewer_rows_than_the_batch() -> None:
         chain.generate([[0, 1], [2]], 8, 1.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_logits_of_any_stride_but_along_the_vocabulary(dtype: torch.dtype) -> None:
-    wanted = ps.Chain(toy.make_levels(3, V), [2, 2]).generate([0, 1], 9, 1.0, seed=0).sequences
-    made = toy.make_levels(3, V)
-    for level in made:
-        right = level.forward
-
-        def strided(*args: Any, right: Any = right) -> torch.Tensor:
-            logits = right(*args).to(dtype)
-            wide = torch.full((1, 2 * logits.shape[1], V + 3), torch.nan, dtype=dtype)
-            wide[:, ::2, 2 : V + 2] = logits
-            return wide[:, ::2, 2 : V + 2]
-
-        level.forward = strided  # type: ignore[method-assign]
-    assert ps.Chain(made, [2, 2]).generate([0, 1], 9, 1.0, seed=0).sequences.equal(wanted)
-
-
 @pytest.mark.parametrize("faulty", range(3))
 @pytest.mark.parametrize("method", ["prefill", "select"])
 def test_methods_that_should_return_nothing(method: str, faulty: int) -> None:

@@ -112,17 +112,6 @@ def test_rows_of_one_pass_are_those_of_many() -> None:
     torch.testing.assert_close(*found)
 
 
-def test_a_plan_measures_it_at_every_place() -> None:
-    target = level_of(model_of(16), list(LETTERS))
-    levels = [target, TranslatedLevel(same_in_another_order(target), target)]
-    plan = ps.plan([*levels, "suffix"], [[3, 1, 4], [2]], 24, temperature=0.0, seconds=4.0)
-    assert plan.measured.rate(0, 1) == pytest.approx(1, abs=0.1)
-    chains = {one.parts: one for one in plan.candidates}
-    assert {(0, 1), (0, 1, 2)} < set(chains)
-    text = plan.chain(chains[0, 1, 2]).generate([3, 1, 4], 24, eos_token_id=[]).sequences
-    assert text.equal(ps.Chain([target]).generate([3, 1, 4], 24, eos_token_id=[]).sequences)
-
-
 @pytest.mark.parametrize("end", ["<eos>", "</s>"])
 def test_words_are_compared_by_their_bytes(end: str) -> None:
     """Ends of a text are one token, and an added word is text as it is."""
