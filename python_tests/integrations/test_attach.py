@@ -83,6 +83,9 @@ def test_generate(model: Any, chain: ps.Chain, inputs: dict[str, Any], tokenizer
             model.generate(**inputs, num_beams=2)
         with pytest.raises(ValueError, match="assistant_model: expected none beside a chain"):
             model.generate(**inputs, assistant_model=model)
+        del stops["tokenizer"]  # the tokenizer next to the weights
+        assert torch.equal(model.generate(**inputs, do_sample=False, **stops), stopped)
+    stops["tokenizer"] = tokenizer
     assert torch.equal(model.generate(**inputs, do_sample=False, **stops), stopped)
     assert verified(chain, lambda: model.generate(**inputs, **OPTIONS))[1] == 0
 

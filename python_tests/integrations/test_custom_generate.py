@@ -10,8 +10,6 @@ import small_models
 import torch
 from calls import function_of_prefix
 from transformers import (
-    AutoTokenizer,
-    GenerationConfig,
     LlamaForCausalLM,
     MaxLengthCriteria,
     Qwen2VLConfig,
@@ -25,7 +23,6 @@ from polyspec_ext import tiny
 from polyspec_ext.integrations import transformers as generation
 from polyspec_ext.integrations.transformers import require_supported
 from polyspec_ext.levels import load_model
-from polyspec_ext.tiny import QUESTIONS
 
 V, EOS, PAD = 24, 1, 0
 
@@ -158,29 +155,6 @@ def test_trees_with_processors(batch: int) -> None:
     assert found.stats.levels[0].num_accepted_tokens > 4
 
 
-def test_the_shipped_chain() -> None:
-    """Greedy text of the shipped target, float32, ragged prompts in one batch and alone."""
-    if not (tiny.root() / "target" / "config.json").exists():
-        pytest.skip(f"no shipped models in {tiny.root()}")
-    tokenizer = AutoTokenizer.from_pretrained(str(tiny.path("target")), padding_side="left")
-    shipped = tiny.chain()
-    model = shipped.levels[0].model  # type: ignore[attr-defined]
-    prompts = [tiny.prompt_of(question) for question in QUESTIONS[:3]]
-    inputs = tokenizer(prompts, return_tensors="pt", padding=True, return_token_type_ids=False)
-    assert not inputs["attention_mask"].all()
-    for options in ({}, {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3}):
-        options = {**options, **DETAILS, "do_sample": False, "max_new_tokens": 32}
-        assert_same(generate(shipped, **inputs, **options), model.generate(**inputs, **options))
-    alone = tokenizer(prompts[:1], return_tensors="pt", return_token_type_ids=False)
-    options = {"do_sample": False, "max_new_tokens": 60, "tokenizer": tokenizer}
-    stopped = {**options, "stop_strings": [" is", "="]}
-    theirs = model.generate(**alone, **stopped)
-    assert theirs.shape[1] < model.generate(**alone, **options).shape[1]
-    assert torch.equal(generate(shipped, **alone, **stopped), theirs)
-    del stopped["tokenizer"]  # the tokenizer next to the weights
-    assert torch.equal(generate(shipped, **alone, **stopped), theirs)
-
-
 # ---- sampling ------------------------------------------------------------------------------------
 
 
@@ -299,20 +273,6 @@ def test_drafts_that_a_grammar_does_not_know(target: LlamaForCausalLM) -> None:
     assert out.sequences[0].tolist() == text
     assert out.stats.levels[0].acceptance_histogram[1] > 5
     assert asked > 20
-
-
-def test_a_streamer_ends_with_an_error(chain: ps.Chain) -> None:
-    @function_of_prefix
-    def broken(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if input_ids.shape[1] > 7:
-            raise KeyError("broken")
-        return scores
-
-    streamer = Recorder()
-    with pytest.raises(KeyError):
-        generate(chain, **ONE, max_new_tokens=9, token_streamer=streamer, logits_processor=[broken])
-    assert streamer.ends == 1
-    assert generate(chain, **ONE, max_new_tokens=9).shape == (1, 14)  # the chain goes on
 
 
 class After:
@@ -474,38 +434,8 @@ def test_the_chain_must_be_of_this_model(chain: ps.Chain, target: LlamaForCausal
 # ---- as `generate` is used -----------------------------------------------------------------------
 
 
-def test_a_configuration_and_a_plain_list(chain: ps.Chain, target: LlamaForCausalLM) -> None:
-    config = GenerationConfig(max_new_tokens=6, do_sample=False, repetition_penalty=1.4)
-    ours = generate(chain, inputs=PROMPTS[1:2], generation_config=config)
-    assert torch.equal(ours, target.generate(inputs=PROMPTS[1:2], generation_config=config))
-    out = generate(chain, **ONE, max_new_tokens=5, return_dict_in_generate=True)
-    assert out.scores is None
-    assert out.logits is None
-    assert out.logprobs.shape == (1, 5)
-    assert out.logprobs.isnan().all()
-    assert set(out.stats.to_dict()) >= {"levels", "tokens_per_second"}
-    assert out["sequences"] is out.sequences
-
-
 def test_one_token_and_a_chain_of_one(target: LlamaForCausalLM, chain: ps.Chain) -> None:
     for one in (ps.Chain([target]), chain):
         for count in (1, 2, 7):
             options = {**RAGGED, "max_new_tokens": count, "repetition_penalty": 1.4}
             assert torch.equal(generate(one, **options), target.generate(**options))
-
-
-def test_logprobs_do_not_follow_the_default_data_type() -> None:
-    model, ids = llama(0), torch.tensor([[3, 4, 5]])
-    chain = ps.Chain([model, near(model, 1)], [2])
-    options = {"custom_generate": ps.custom_generate, "chain": chain, "max_new_tokens": 6}
-    options |= {"do_sample": True, "return_dict_in_generate": True}
-    found = []
-    for dtype in (torch.float32, torch.bfloat16):
-        torch.manual_seed(0)
-        torch.set_default_dtype(dtype)
-        try:
-            found.append(model.generate(ids, **options).logprobs)
-        finally:
-            torch.set_default_dtype(torch.float32)
-    assert found[1].dtype == torch.float32
-    assert found[0].equal(found[1])

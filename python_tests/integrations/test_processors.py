@@ -311,10 +311,6 @@ def test_refused_by_name(processor: Callable[[], Any], text: str) -> None:
         take_apart([processor()], True)
 
 
-def test_more_arguments_are_optional() -> None:
-    take_apart([function_of_prefix(lambda input_ids, scores, extra=None, **more: scores)], True)
-
-
 @pytest.mark.parametrize(
     ("returned", "text"), [(None, "given NoneType"), (torch.zeros(V), r"given \[13\]")]
 )

@@ -13,7 +13,7 @@ import pytest
 import toy
 
 import polyspec_ext as ps
-from benchmarks.adaptation import POLICIES, Fsm, QLearning
+from benchmarks.adaptation import POLICIES, Fsm
 from polyspec_ext import _C, policies
 from polyspec_ext.planning import theory
 from polyspec_ext.policies import RoundReport, StepReport
@@ -102,19 +102,6 @@ def test_a_single_slow_step_changes_no_window(kind: type[policies.Adaptive]) -> 
     assert quiet[400:420] == busy[400:420]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_drafter_that_is_always_wrong_costs_little(name: str) -> None:
-    """Never below .97 of plain decoding over a run."""
-    kind = POLICIES[name]
-    chosen = rounds(kind(guard=True), [0.0], linear, [4], 1000)
-    spent = sum(linear(1, w) + (linear(2, w) if w else 0) for (w,) in chosen)
-    plain = 1000 * linear(1, 0)
-    assert plain / spent > 0.97
-    assert sum(w > 0 for (w,) in chosen) >= 4  # it tries again
-    without = rounds(policies.Fixed(), [0.0], linear, [4], 1000)
-    assert all(w == 4 for (w,) in without)
-
-
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "fixed"])
 def test_it_speculates_again(name: str) -> None:
     """Nothing is accepted for a while, and then nearly all is."""
@@ -172,30 +159,6 @@ def test_windows_above_are_whole_rounds_of_the_level_below() -> None:
     # And never more than the largest, where one round brings more than that.
     small = three_levels(policies.Online(max_windows=[2, 8]), [(0.95, 0.95)] * 200, [2, 8])
     assert max(small)[0] == 2
-
-
-def test_q_learning_asks_no_more_of_a_drafter_that_is_always_wrong() -> None:
-    """Nothing is known at first: equal values must not lead upwards."""
-    chosen = rounds(QLearning(exploration=0), [0.0], linear, [4], 200)
-    asked = [w for (w,) in chosen if w]
-    assert max(asked) <= 4
-    assert min(asked) == 1
-    upwards = rounds(QLearning(exploration=0, guard=False), [1.0], linear, [4], 5)
-    assert [w for (w,) in upwards] == [4, 5, 6, 7, 8]
-
-
-def test_state_machine() -> None:
-    def step(tokens: int, accepted: int) -> RoundReport:
-        steps = [StepReport(1, tokens, accepted, tokens, 1, 0.0)]
-        return RoundReport(0, [tokens], [0] * 9, accepted + 1, steps)
-
-    policy = Fsm(max_windows=[6])
-    (now,) = policy.next(RoundReport(0, [4], [0], 0))
-    seen = [now]
-    for accepted in (4, 5, 6, 2, 2, 2, 1, 0, 0, 0, 0):
-        (now,) = policy.next(step(now, min(accepted, now)))
-        seen.append(now)
-    assert seen == [4, 5, 6, 6, 5, 4, 4, 3, 2, 1, 1, 1]
 
 
 def test_cached_state_machine_finds_what_was_there_before() -> None:

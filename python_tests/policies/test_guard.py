@@ -30,7 +30,6 @@ class Costs:
 # more in a pass costs nearly a pass.
 NARROW = Costs(lambda tokens: 1 + 0.93 * tokens, 0.36, 0.12)
 WIDE = Costs(lambda tokens: 1 + 0.02 * tokens, 0.1, 0.001)
-MIDDLE = Costs(lambda tokens: 1 + 0.15 * tokens, 0.3, 0.03)
 
 
 @dataclass
@@ -120,19 +119,6 @@ def test_drafting_that_wins_is_as_fast_as_the_best_window(name: str, accept: flo
 
 
 @pytest.mark.parametrize("name", BY_TIMES)
-def test_begins_plainly_and_then_with_few_tokens(name: str) -> None:
-    """The facts that rule drafting out are known before a wide window was tried."""
-    run = Simulated(policies.named(name), windows=[9])
-    run.text(NARROW, 0.7, 40)
-    assert run.drafted[:2] == [0, 2]
-    assert max(run.drafted) <= 3
-    assert run.caught_up == [41]
-    unguarded = Simulated(policies.POLICIES[name](guard=False), windows=[9])
-    unguarded.text(NARROW, 0.7, 40)
-    assert unguarded.drafted[0] == 9
-
-
-@pytest.mark.parametrize("name", BY_TIMES)
 def test_trials_become_rare_and_are_paid_for(name: str) -> None:
     """Count the tokens from trial to trial; a trial costs that share of them."""
     run = Simulated(policies.named(name))
@@ -144,18 +130,6 @@ def test_trials_become_rare_and_are_paid_for(name: str) -> None:
     assert plain[-2] > 500
 
 
-def test_share_of_trials() -> None:
-    def asked(share: float) -> int:
-        run = Simulated(policies.Joint(guard_share=share))
-        for _ in range(40):
-            run.text(NARROW, 0.5, 50)
-        return len(run.caught_up)
-
-    assert asked(0.001) < asked(0.02) < asked(1.0)
-    with pytest.raises(ValueError, match="guard_share: expected > 0, given 0"):
-        policies.Joint(guard_share=0)
-
-
 @pytest.mark.parametrize("name", BY_TIMES)
 def test_a_drafter_far_behind_waits_for_the_next_text(name: str) -> None:
     """To read missed tokens costs more with every token, and is cheapest at the begin of a text."""
@@ -164,16 +138,6 @@ def test_a_drafter_far_behind_waits_for_the_next_text(name: str) -> None:
     assert run.caught_up == [41]
     run.text(NARROW, 0.7, 100)
     assert run.caught_up[1:] == [41]
-
-
-@pytest.mark.parametrize("name", BY_TIMES)
-def test_drafting_that_begins_to_win_is_found(name: str) -> None:
-    run = Simulated(policies.named(name))
-    run.text(MIDDLE, 0.1, 600)
-    assert run.drafted[-300:] == [0] * 300
-    for _ in range(4):
-        run.text(MIDDLE, 0.9, 500)
-    assert run.text(MIDDLE, 0.9, 1000) < best_fixed(MIDDLE, 0.9) / 0.97
 
 
 def test_texts_that_end_before_drafts_have_paid_for_the_prompt() -> None:
@@ -187,28 +151,6 @@ def test_texts_that_end_before_drafts_have_paid_for_the_prompt() -> None:
     for _ in range(10):
         run.text(costs, 0.6, 400, prompt=400)
     assert len(run.caught_up) == 10
-
-
-@pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("name", BY_TIMES)
-def test_one_slow_step_is_not_what_steps_cost(name: str, level: int) -> None:
-    """The first pass with drafts took a thousand times as long, as one that is compiled does."""
-    slow = {"left": 1}
-
-    def verify(tokens: int) -> float:
-        if tokens and slow["left"]:
-            slow["left"] -= 1
-            return 1000.0
-        return WIDE.verify(tokens)
-
-    run = Simulated(policies.named(name))
-    if level == 1:
-        run.text(Costs(verify, WIDE.draft, WIDE.read), 0.8, 500)
-        assert slow["left"] == 0
-    else:
-        run.text(Costs(WIDE.verify, 1000.0, WIDE.read), 0.8, 2)
-        run.text(WIDE, 0.8, 500)
-    assert run.text(WIDE, 0.8, 1000) < 0.6  # and not 1, plain decoding
 
 
 FREE = 8  # tokens of a pass that memory bounds; from there on arithmetic does
@@ -406,6 +348,7 @@ def test_another_batch_is_measured_anew(name: str) -> None:
     policy = policies.named(name)
     one = Rows(policy, [0.8])
     one.texts(200)
+    assert one.windows[:2] == [[0], [2]]  # plainly, and then few tokens
     assert one.windows[-1][0] > 4
     many = Rows(policy, [0.8] * 8)
     many.texts(50)
