@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +13,14 @@ import polyspec_ext as ps
 from benchmarks import __main__ as cli
 from benchmarks import adaptation
 from benchmarks.adaptation import (
-    BRANCH,
     HELD_OUT,
-    LIMITS,
     TUNING,
-    Text,
     Trace,
     Traces,
     costs_of,
-    oracle,
     record,
-    replay,
 )  # fmt: skip
 from polyspec_ext import tiny
-from polyspec_ext.policies import Joint, Online
 
 PROMPTS = [[0, 45, 300, 17, 5, 99], [0, 800, 12]]
 CHAINS = [
@@ -76,47 +67,6 @@ def test_replay_is_the_chain(traces: Traces, levels: tuple[str, ...], windows: l
         for number, level in enumerate(out.stats.levels[:-1]):
             assert accepted[number] == level.num_accepted_tokens
             assert verified[number] == level.num_draft_tokens
-
-
-def test_oracle_is_never_slower(traces: Traces) -> None:
-    own = [Trace(text, ("target", "drafter")) for text in traces.sets["ours"]]
-    costs = costs_of([SECONDS["target"], SECONDS["drafter"]])
-    choices = [[k] for k in range(9)]
-    best = max(replay(own, costs, None, windows) for windows in choices)
-    assert oracle(own, costs, choices) >= best
-    assert oracle(own, costs, [[2]]) == pytest.approx(replay(own, costs, None, [2]))
-
-
-def agreeing(chance: random.Random, outer: float, inner: float, size: int = 128) -> Text:
-    """Return a text: target and middle agree at the first rate, middle and drafter at the second,
-    independently."""
-    middle, under = ([chance.random() < a for _ in range(size)] for a in (outer, inner))
-    drafter = [a and b for a, b in zip(middle, under, strict=True)]
-    wrong = [place for place, agrees in enumerate(middle) if not agrees]
-    branches = {place: [chance.random() < inner for _ in range(BRANCH)] for place in wrong}
-    return Text([0], list(range(size)), drafter, middle, under, branches)
-
-
-def test_joint_is_as_good_as_online_and_better_on_three_levels() -> None:
-    times = [{1: 9.0, 8: 9.6, 33: 12.0}, {1: 2.8, 33: 3.4}, {1: 1.2, 33: 1.4}]
-    gains: dict[int, list[float]] = {2: [], 3: []}
-    for seed, (outer, inner) in itertools.product(
-        range(3), ((0.9, 0.72), (0.8, 0.8), (0.95, 0.6), (0.7, 0.5))
-    ):
-        chance = random.Random(seed)
-        texts = [agreeing(chance, outer, inner) for _ in range(24)]
-        for chain, start in ((("target", "drafter"), [4]), (tiny.LEVELS, [8, 3])):
-            count = len(chain)
-            traces = [Trace(text, chain) for text in texts]
-            costs = costs_of([times[0], *times[4 - count :]])
-            online, joint = (
-                replay(traces, costs, kind(max_windows=LIMITS[count]), start)
-                for kind in (Online, Joint)
-            )
-            gains[count].append(joint / online)
-    assert min(*gains[2], *gains[3]) > 0.99
-    assert statistics.fmean(gains[2]) > 0.998
-    assert statistics.fmean(gains[3]) > 1.003
 
 
 def test_halves_have_no_text_in_common(traces: Traces) -> None:

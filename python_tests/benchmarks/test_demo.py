@@ -11,7 +11,6 @@ from typing import Any
 
 import llama_program
 import pytest
-import saved_chain
 
 import polyspec_ext as ps
 from benchmarks import demo
@@ -112,17 +111,6 @@ def test_ctrl_c_keeps_the_repeats_that_the_demo_has_finished(
         assert [table["repeats"] for table in json.loads(out)["tables"]] == [1]
     elif repeats:
         assert "median of 1 " in out
-
-
-@untrained
-def test_demo_says_when_the_text_differs(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved_chain.end_wrongly(monkeypatch)
-    words = ("demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6", "--planning", "1")
-    status, out, _ = call(capsys, *words)
-    assert status == 1
-    assert "DIFFER" in out
 
 
 def rows_of(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

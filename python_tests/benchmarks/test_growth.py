@@ -74,10 +74,3 @@ def test_a_grown_head_drafts_what_the_shipped_one_does(name, times, layers, tmp_
     found = drafted(grown(times, layers=layers), place)
     for wanted, own in zip(drafted_as_shipped(name), found, strict=True):
         require_same(wanted, own)
-
-
-def test_grown_states_are_read(tmp_path: Path) -> None:
-    """A head for twice the width is refused by the shipped target."""
-    place = grown_head("eagle3", 2, tmp_path)
-    with pytest.raises(ValueError, match="expected a target with hidden states of 512"):
-        ps.Eagle.from_pretrained(place, grown(1))

@@ -13,19 +13,6 @@ from benchmarks import __main__ as cli
 from benchmarks import int4, measuring, operators
 from benchmarks.operators import Case, Filters
 
-TINY = Case("verify-token", 2, 3, 7, "float32", 0.7, Filters())
-
-
-def test_filters_text() -> None:
-    assert Filters.parse("none") == Filters()
-    cut = Filters.parse("top_k=50+top_p=.9")
-    assert str(cut) == "top_k=50+top_p=0.9"
-    assert Filters.parse(str(cut)) == cut
-    assert cut.options() == {"top_k": 50, "top_p": 0.9}
-    for text in ("top_k=x", "topk=3", "top_p=1.5", "top_k=-1"):
-        with pytest.raises(ValueError, match="--filters"):
-            Filters.parse(text)
-
 
 @pytest.mark.parametrize("filters", [Filters(), Filters(top_k=50, top_p=0.9)])
 @pytest.mark.parametrize("wanted", [0.3, 0.9])
@@ -43,17 +30,6 @@ def test_the_acceptance_is_the_one_asked(wanted: float, filters: Filters) -> Non
     trials = 1024 * (1 - wanted**5) / (1 - wanted)
     deviation = (wanted * (1 - wanted) / trials) ** 0.5
     assert abs(rate - wanted) < 5 * deviation + 0.005
-
-
-def test_load_changes_tokens_and_seeds_in_place() -> None:
-    feed = operators.make(TINY, "cpu", 0, draws=8)
-    feed.load(0)
-    tokens, seeds = feed.tokens.clone(), feed.seeds.clone()
-    address = feed.tokens.data_ptr()
-    feed.load(1)
-    assert feed.tokens.data_ptr() == address
-    assert not torch.equal(tokens, feed.tokens)
-    assert not set(seeds.tolist()) & set(feed.seeds.tolist())
 
 
 def test_quartiles_and_ratio() -> None:

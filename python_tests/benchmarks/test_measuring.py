@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from benchmarks.measuring import (
@@ -22,38 +20,11 @@ from polyspec_ext import tiny
 from polyspec_ext.chain import Chain
 
 
-@pytest.fixture(scope="module")
-def models(untrained: Path) -> dict[str, Any]:
-    from polyspec_ext.levels import load
-
-    return {name: load(untrained / name).model for name in tiny.LEVELS}
-
-
 def test_ragged_prompts_are_answered_alike() -> None:
     level = tiny.levels(["target"], pack=False)["target"]
     request = Request([[0, 300, 31, 320, 17, 5], [0, 40], [0, 500, 51]], 9, 0.0, [3, 4, 5])
     ours = chain_call(Chain([level]), request).texts
     assert generate_call(level.model, frozenset(level.eos_token_ids), request).texts == ours
-
-
-def test_the_assistant_keeps_its_settings(
-    models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drafter = models["drafter"]
-    before, seen, forward = drafter.generation_config, [], drafter.forward
-    settings = before.to_dict()
-
-    def watched(*args: Any, **options: Any) -> Any:
-        seen.append(drafter.generation_config)
-        return forward(*args, **options)
-
-    monkeypatch.setattr(drafter, "forward", watched)
-    request = Request([[0, 30, 31, 32]], 9, 1.0, [3])
-    generate_call(models["target"], frozenset({1}), request, drafter)
-    assert seen[-1] is not before
-    assert seen[-1].num_assistant_tokens == before.num_assistant_tokens
-    assert drafter.generation_config is before
-    assert before.to_dict() == settings
 
 
 class Scores:

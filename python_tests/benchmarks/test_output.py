@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks import __main__ as cli
 from benchmarks import output
-from benchmarks.measuring import rotated
 from polyspec_ext import ops, tiny
 
 
@@ -32,29 +31,6 @@ def test_a_report(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[s
     out, report = capsys.readouterr().out, {"rows": [1, 2]}
     assert (json.loads(out) == report) if as_json else (out == "# [1, 2]\n")
     assert json.loads(file.read_text()) == report
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_terminal_gets_the_report_in_its_columns(
-    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    heads = [f"number {n}" for n in range(20)]
-    markdown = "\n".join(output.table(["", *heads], [["row", *map(str, range(20))]]))
-    output.show(markdown)
-    out = capsys.readouterr().out
-    assert (out == f"{markdown}\n") == (not terminal)
-    assert (max(map(len, out.splitlines())) <= 80) == terminal
-
-
-@pytest.mark.parametrize("first", [0, 1, 3])
-def test_every_method_comes_at_every_position_but_the_first_ones(first: int) -> None:
-    orders = ["".join(rotated("abcd", turn, first)) for turn in range(4 - first)]
-    assert all(order[:first] == "abc"[:first] for order in orders)
-    for column in list(zip(*orders, strict=True))[first:]:
-        assert sorted(column) == sorted("abcd"[first:])
-    assert rotated("abcd", 4 - first, first) == list(orders[0])
-    assert rotated([], 3, first) == []
 
 
 TARGET = str(tiny.path("target"))

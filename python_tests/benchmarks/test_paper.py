@@ -21,7 +21,7 @@ from benchmarks.engines import LlamaCpp, OpenVino
 from benchmarks.growth import grown
 from benchmarks.measuring import Request
 from benchmarks.methods import Method, Models, decoder, default_keys, read_keys, shipped
-from benchmarks.shapes import SHAPES, Shape, growth_of, weight_bytes
+from benchmarks.shapes import SHAPES, Shape, growth_of
 from polyspec_ext import tiny
 
 pytest.importorskip("pandas")
@@ -340,23 +340,6 @@ def test_methods_of_ones_own_and_the_questions_of_a_clone(
         assert text in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("bare")
-def test_sampled_turns_are_the_targets_own(tmp_path: Path) -> None:
-    path = tmp_path / "question.jsonl"
-    rows = [{"question": f"Tom has {n} apples and buys 2. How many?"} for n in range(3)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    more = ("--temperature", "0.7", "--max-new-tokens", "20")
-    assert main(command(tmp_path / "run", path, *more)) == 0
-    turns = record.read_turns(tmp_path / "run")
-    for name in KEYS:
-        own = [turn["lossless"] for turn in turns if turn["method"] == name]
-        total = sum(one["surprise"] for one in own)
-        assert len(own) == 3
-        assert abs(total) < 5 * sum(one["variance"] for one in own) ** 0.5
-    texts = {turn["method"]: turn["tokens"] for turn in turns if turn["question_id"] == 1}
-    assert texts["plain"] != texts["generate"]
-
-
 # ---- models and methods --------------------------------------------------------------------------
 
 
@@ -526,17 +509,6 @@ def test_a_target_of_a_published_width_and_depth(
             assert heads % growth["key_value_heads"] == 0
 
 
-def test_bytes_that_a_pass_reads(models: Models) -> None:
-    model, copied = models.level.model, models.draft("w4").model
-    # The shipped models' head is their input embeddings.
-    assert weight_bytes(model) >= sum(p.numel() * p.element_size() for p in model.parameters())
-    layers = [one for one in model.modules() if type(one).__name__ == "Linear"]
-    # The copy's head is in 4 bits as well: the embeddings are only looked up in.
-    packed = sum(one.weight.numel() for one in layers)
-    less = packed * 4 - packed // 2 - packed // 128 * 4  # bf16 scales and zeros
-    assert weight_bytes(model) - weight_bytes(copied) == pytest.approx(less, rel=0.02)
-
-
 @pytest.fixture
 def empty_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from huggingface_hub import constants
@@ -615,29 +587,3 @@ def test_engines(llama: LlamaCpp, tmp_path: Path) -> None:
         LlamaCpp(there, none)
     with pytest.raises(ValueError, match=r"--openvino: expected (the package|openvino_model.xml)"):
         OpenVino(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_run_beside_an_engine(
-    tmp_path: Path, llama: LlamaCpp, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """From the command line: the shipped models by path, so that others can join."""
-    path = tmp_path / "questions.jsonl"
-    path.write_text('{"question_id": 1, "category": "qa", "turns": ["Who?", "Why?"]}\n')
-    words = command(tmp_path / "run", path, "--target", str(tiny.path("target")))
-    words += ["--draft", f"small={tiny.path('drafter')}", "--llama"]
-    words += [str(tmp_path / "polyspec_llama"), "--max-new-tokens", "8"]
-    words += ["--gguf", f"{tmp_path / 'target.gguf'},{tmp_path / 'draft.gguf'}"]
-    assert main([*words, "--methods", ",".join([*ENGINE_KEYS, "small"])]) == 0
-    turns = {(one["method"], one["turn"]): one for one in record.read_turns(tmp_path / "run")}
-    assert len(turns) == 2 * 6
-    for name in ("llama.cpp", "llama.cpp-exact", "llama.cpp-chain", "small"):
-        assert turns[name, 0]["lossless"] == {"identical": True, "at": None, "gap": None}
-    parted = {"identical": False, "at": 2, "gap": None}
-    assert turns["llama.cpp-assisted", 0]["lossless"] == parted
-    assert turns["llama.cpp-assisted", 1]["lossless"] is None  # another prompt
-    assert turns["llama.cpp-chain", 1]["seconds"] == 7.5
-    assert turns["llama.cpp-chain", 1]["prefill_seconds"] == 1.5
-    shown = capfd.readouterr().out
-    assert "0 of 1 identical, 1 DIFFER, 1 not compared" in shown
-    assert "our chain in llama.cpp" in shown

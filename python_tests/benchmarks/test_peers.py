@@ -15,18 +15,6 @@ from reference_rules import distribution as distribution_of
 from benchmarks import operators
 from benchmarks.operators import Case, Feed, Filters
 
-CUT = Filters(top_k=6, top_p=0.85)
-
-
-@pytest.mark.parametrize("filters", [Filters(), CUT, Filters(top_p=0.8), Filters(top_k=3)])
-def test_processed_distribution(filters: Filters) -> None:
-    rng = np.random.default_rng(0)
-    logits = rng.normal(0, 2, (5, 40)).astype(np.float32)
-    wanted = _distributions(logits, filters)
-    found = operators.processed(torch.from_numpy(logits), filters).numpy()
-    assert ((found > 0) == (wanted > 0)).all()
-    np.testing.assert_allclose(found, wanted, atol=2e-6)
-
 
 def _distributions(logits: np.ndarray, filters: Filters) -> evidence.Floats:
     rows = [distribution_of(row, **filters.options()) for row in logits]
@@ -95,24 +83,6 @@ def test_every_peer_has_the_same_distribution(name: str, filters: Filters) -> No
     assert distribution.stop.max() < 0.9, "a case that cannot tell distributions apart"
     expected = distribution.stop[:, None] * distribution.emit
     assert evidence.chi_square(counts, expected) > evidence.ALPHA
-
-
-@pytest.mark.parametrize("filters", [Filters(), CUT])
-def test_samplers_have_the_same_distribution(filters: Filters) -> None:
-    logits = torch.from_numpy(np.random.default_rng(2).normal(0, 1.5, 12).astype(np.float32))
-    (distribution,) = _distributions(logits[None].numpy(), filters)
-    feed = operators.make(Case("sample", 4000, 0, 12, "float32", 0, filters), "cpu", 0)
-    feed.target = logits.expand(4000, 1, -1)
-    feed.load(0)
-    made, _ = operators.contenders("sample", feed, compiled=False)
-    calls = {"ours": operators.call_of("sample", feed), **{one.name: one.call for one in made}}
-    names = {operators.MULTINOMIAL if filters == Filters() else operators.WARPERS}
-    assert calls.keys() == {"ours", operators.EAGER} | names
-    for name, call in calls.items():
-        result = call()
-        tokens = getattr(result, "tokens", result).flatten()
-        counts = torch.bincount(tokens, minlength=12).numpy()
-        assert evidence.chi_square(counts, distribution) > evidence.ALPHA, name
 
 
 def test_every_peer_takes_part_or_is_named() -> None:

@@ -97,18 +97,6 @@ def test_the_six_tasks_in_turns() -> None:
     assert questions.digest(some) != questions.digest(some[1:])
 
 
-@pytest.mark.skipif(not questions.SPEC_BENCH.exists(), reason="Spec-Bench is not there")
-def test_spec_bench_itself() -> None:
-    found = questions.read()
-    for task in questions.TASKS:
-        own = [one for one in found if one.task == task]
-        assert len(own) == 80
-        assert {len(one.turns) for one in own} == {2 if task == "mt_bench" else 1}
-    some = questions.select(found, 10)
-    assert len(some) == 60
-    assert len({one.category for one in some if one.task == "mt_bench"}) == 8
-
-
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import polyspec_ext as ps
 from polyspec_ext import tiny
 from training import tiny_models
 
@@ -36,17 +33,3 @@ def save(root: Path) -> Path:
         model.save_pretrained(root / level)
         tokenizer.save_pretrained(root / level)
     return root
-
-
-def end_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change the last token of texts of chains of three levels."""
-    generate = ps.Chain.generate
-
-    def wrong(self: ps.Chain, *args: Any, **options: Any) -> ps.Output:
-        out = generate(self, *args, **options)
-        if len(self.names) == 3:
-            out.sequences[0, -1] ^= 1
-            out.new_tokens[0][-1] ^= 1
-        return out
-
-    monkeypatch.setattr(ps.Chain, "generate", wrong)

@@ -268,14 +268,6 @@ def test_gpu_script_runs_every_step_whatever_failed_before(tmp_path: Path) -> No
     assert below == f"next: STEPS='{again}' .ci/gpu\n"
 
 
-def test_gpu_script_builds_for_the_steps_that_are_asked_for(tmp_path: Path) -> None:
-    cmake = cmake_stub()
-    code, rows, below, _ = gpu_script(tmp_path, "imports|cuda_test", cmake=cmake, python="exit 0")
-    assert (code, below) == (0, "")
-    asked = ("imports", "cuda_test")
-    assert rows == [[n, "passed"] for n in ("configure", "build", "install", *asked)]
-
-
 @pytest.mark.parametrize("answers", [True, False])
 def test_gpu_script_asks_the_device_after_a_step_that_is_late(tmp_path, answers) -> None:
     """Go on where it answers; else synccheck runs on one tiny case and nothing after it."""

@@ -102,13 +102,6 @@ def test_sampled_distribution_is_the_targets(program, text, prompt, rule, filter
     assert int(found[1]) > 20
 
 
-@pytest.mark.parametrize("policy", ["online", "fsm", "cached-fsm", "q-learning", "joint"])
-def test_policies_change_no_text(program: Path, text: Path, policy: str) -> None:
-    for flags in (["--orders", "5,3,2"], ["--orders", "5,2", "--windows", "4"]):
-        done = run(program, text, "--temperature", 0, "--policy", policy, *flags)
-        assert "greedy: chain and plain decoding gave identical tokens" in done.stdout
-
-
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_tail(program: Path, text: Path, prompt: str, rule: str) -> None:
     """Two tokens of the drafter after six of the middle; all drafts are kept."""

@@ -7,7 +7,6 @@ threads of ggml spin while they wait, which takes very long on a busy machine.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import platform
@@ -241,25 +240,6 @@ def test_an_interrupted_comparison_keeps_what_was_measured(compare, tmp_path, mo
     # On the common prompt: 4 tokens in 5 seconds against 2, after it in 4 against 1.
     assert chain["over_plain"] == pytest.approx(2 / 5)
     assert chain["decoding_over_plain"] == pytest.approx(1 / 4)
-
-
-def test_a_peer_takes_turns(compare: Any, tmp_path: Path) -> None:
-    """compare.py reads figures in the output of llama-speculative-simple."""
-    program = tmp_path / "peer"
-    program.write_text(
-        "#!/bin/sh\necho 'decoded   12 tokens in    2.000 seconds'\necho 'n_accept  = 8' >&2\n"
-    )
-    program.chmod(0o755)
-    peer = compare.Peer(program, [Path("large"), Path("small")])
-    args = argparse.Namespace(tokens=12, window=4, threads=1)
-    for _ in range(2):
-        peer.run(["a prompt"], 0.8, args)
-    assert peer.tokens_per_second == [6.0, 6.0]
-    assert peer.summary()["tokens_per_verification"] == 3.0
-    assert peer.summary()["accepted_per_verification"] == 2.0
-    program.write_text("#!/bin/sh\nexit 7\n")
-    with pytest.raises(SystemExit, match="no figures, exit status 7"):
-        peer.run(["a prompt"], 0.8, args)
 
 
 # Failures.
