@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from eagle_heads import Reference, Variant, save, weights_of
-from small_models import make, rough
+from small_models import make
 from told import draft_input, drawn_from, prompts, told
 from toy_trees import likeliest_tree
 
@@ -20,7 +20,6 @@ FIRST = Variant("first", hidden=32, vocab=64, own_head=False)
 THIRD = Variant(
     "third", version=3, hidden=32, vocab=64, draft_vocab=50, own_head=True, aux=(0, 1, 3)
 )
-PROMPTS = [[3, 9, 27, 17], [5, 6], [8, 1, 2, 3, 4, 5, 6], [11]]
 
 
 @pytest.fixture(scope="module")
@@ -31,54 +30,6 @@ def target() -> Any:
 def wide() -> Any:
     """Return a model with hidden states of another width than the target's."""
     return make("llama", 1, seed=1, vocab=64, hidden_size=64)
-
-
-class ToldOnce(ps.Eagle):
-    """Checks that no level passes on states of tokens that the target has passed on."""
-
-    model: Any
-
-    def prefill(self, prompts: Any) -> Any:
-        self.seen: set[int] = set()  # positions with states of the target
-        self.told_below = self.behind_the_target = 0
-        return super().prefill(prompts)
-
-    def draft(self, inputs: Any) -> Any:
-        hidden, text = inputs.hidden, inputs.text(0)[None]
-        with torch.no_grad():
-            out = self.model(input_ids=text, output_hidden_states=True)
-        first = int(hidden.positions[0])
-        layer = self.capabilities.hidden_layers[-1]
-        for i in range(int(hidden.counts[0])):
-            own, wanted = hidden.layers[layer][0, i], out.hidden_states[layer][0, first + i]
-            if (own - wanted).abs().max() < 1e-4:
-                self.seen.add(first + i)
-            else:
-                assert first + i not in self.seen
-                self.told_below += 1
-                # A run that begins where the target's ends is one that skipped something.
-                self.behind_the_target += first + i - 1 in self.seen
-        return super().draft(inputs)
-
-    def rollback(self, lengths: Any) -> Any:
-        self.seen = {at for at in self.seen if at < int(lengths[0])}
-        return super().rollback(lengths)
-
-
-@pytest.mark.parametrize("tail", [0, 2])
-def test_a_copy_in_the_targets_cache_tells_what_the_target_has_not_read(
-    tail: int, target: Any, tmp_path: Path
-) -> None:
-    """Use a row without joins: the cache slots are the positions of the text."""
-    drafter = ToldOnce.from_pretrained(save(THIRD, weights_of(THIRD, 4), tmp_path), target)
-    drafter.model = target
-    owner = ps.HuggingFaceLevel(target)
-    between = ps.HuggingFaceLevel(rough(target, 0.1), shares_cache_with=owner)
-    chain = ps.Chain([owner, between, drafter], [6, 2], tail=tail)
-    out = chain.generate(PROMPTS[:1], max_new_tokens=40, temperature=1.0, seed=2, eos_token_id=[])
-    assert out.requests[0].num_new_tokens == 40
-    assert drafter.told_below > 10
-    assert drafter.behind_the_target > 3
 
 
 @pytest.mark.parametrize("even", [False, True])
