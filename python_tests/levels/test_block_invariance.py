@@ -91,20 +91,6 @@ def test_a_token_has_the_same_logits_in_every_block_and_batch(kind, dtype) -> No
             assert logits(made, ids(3)[row : row + 1], sizes)[0].equal(together[row])
 
 
-def test_a_chain_says_what_its_4_bit_target_says_alone() -> None:
-    """Greedy texts of a sharp random model, of which a last bit makes others."""
-    sharp = model(dtype=torch.bfloat16, num_hidden_layers=4)
-    for parameter in sharp.parameters():
-        parameter.data.mul_(2 if parameter.dim() > 1 else 1)
-    target = ps.quantize_w4(sharp, 32, head=True)
-    alone = ps.Chain([target])
-    chain = ps.Chain([target, model(dtype=torch.bfloat16, seed=1), "prompt-lookup"], [5, 3])
-    for prompt in range(3):
-        given = [prompt + 1, 2 * prompt + 5, 90 - prompt]
-        texts = (one.generate(given, 40, eos_token_id=[]).sequences for one in (alone, chain))
-        assert torch.equal(*texts)
-
-
 @DTYPES
 def test_texts_drafted_by_the_first_layers_are_the_same_alone_and_in_a_batch(dtype) -> None:
     """The draft level multiplies with the target's packed weights."""

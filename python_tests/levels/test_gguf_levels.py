@@ -321,26 +321,6 @@ def test_biases_of_llama(tmp_path: Path, kind: str, names: list[str]) -> None:
     assert chain.generate([PROMPT], 16).sequences.equal(wanted)
 
 
-def test_experts_are_refused(tmp_path: Path) -> None:
-    """Refuse Mixtral, which was a dense model with unfilled layers."""
-    file = tmp_path / "model.gguf"
-
-    def change(tensors: dict[str, Any]) -> None:
-        for name in [name for name in tensors if ".ffn_" in name and "norm" not in name]:
-            values, kind = tensors.pop(name)
-            tensors[name.replace(".weight", "_exps.weight")] = np.stack([values] * 4), kind
-
-    for kind in ("Q8_0", "F16"):
-        write_model(
-            file, "llama", {"": kind}, change=change, header=lambda w: w.add_expert_count(4)
-        )
-        with pytest.raises(ValueError, match=r"llama\.expert_count: expected 0, given 4"):
-            load(file)
-        write_model(file, "llama", {"": kind}, change=change)
-        with pytest.raises(ValueError, match=r"expected a tensor blk\.0\.ffn_gate\.weight"):
-            load(file)
-
-
 @KINDS
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_a_model_in_several_files(tmp_path: Path, family: str, types: dict[str, str]) -> None:

@@ -124,36 +124,6 @@ def test_rows_read_apart_are_what_they_are_alone(family: str) -> None:
         assert level.cache.lengths.tolist() == [max(count - 1, 0) for count in COUNTS]
 
 
-def test_a_batch_finds_the_memory_of_the_one_before() -> None:
-    """Rows that leave, and the next batch, allocate nothing; and nothing of the old one is seen."""
-    model = make("llama", seed=1)
-    level, fresh = ps.HuggingFaceLevel(model), ps.HuggingFaceLevel(model)
-    text = tokens()
-    level.prefill(text, COUNTS)
-    cache = level.cache
-    memory = [layer.keys.data_ptr() for layer in cache.layers]
-    with torch.inference_mode():  # in a row that leaves, and is not written over then
-        cache.layers[0].keys[5, :, : max(COUNTS)] = float("nan")
-    kept = cache.layers[1].values[3].clone()
-    level.select([0, 3, 4])
-    assert cache.layers[1].values[1].equal(kept)
-    assert cache.lengths.tolist() == [COUNTS[0], COUNTS[3], COUNTS[4]]
-    level.forward(torch.ones(3, 2, dtype=torch.int64), 1)
-    level.select([2])
-    for again in (COUNTS, [9, 20, 5], [110, 100, 90, 80, 70, 60]):
-        rows = len(again)
-        level.prefill(text[:rows], again)
-        fresh.prefill(text[:rows], again)
-        assert level.cache is cache
-        assert [layer.keys.data_ptr() for layer in cache.layers] == memory
-        assert cache.layers[0].keys.shape[0] == rows
-        more = torch.arange(2 * rows).view(rows, 2)
-        assert level.forward(more, 2).equal(fresh.forward(more, 2))
-    # Memory for twice the rows is too much to keep.
-    level.prefill(text[:1], None)
-    assert level.cache is not cache
-
-
 def test_rows_may_also_repeat_and_change_places() -> None:
     level = ps.HuggingFaceLevel(make("llama", seed=1))
     level.prefill(tokens(), COUNTS)

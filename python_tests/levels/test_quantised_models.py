@@ -14,7 +14,6 @@ from torch import nn
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.cli import main
 from polyspec_ext.levels import load
 from polyspec_ext.quantization import stored_w4
 from polyspec_ext.quantization.weights import weights_of
@@ -97,12 +96,6 @@ def test_stored_w4_where_it_cannot_stand(cache: Path) -> None:
         ps.Chain(["w4"])
     with pytest.raises(ValueError, match=r"levels\[0\]: expected .*given '.*nowhere'"):
         ps.Chain([f"w4:{cache}/nowhere"])
-
-
-def test_stored_w4_on_the_command_line(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["generate", "Who wrote Hamlet?", "--target", f"w4:{tiny.path('target')}"]
-    assert main([*words, "--middle", f"w4:{tiny.path('middle')}", "--max-new-tokens", "8"]) == 0
-    assert capsys.readouterr().out.strip()
 
 
 class Int8Linear(nn.Module):

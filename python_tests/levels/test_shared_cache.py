@@ -51,23 +51,6 @@ def test_one_memory() -> None:
     assert len({id(level.cache) for level in [*apart.levels, apart.drafter.level]}) == 3  # type: ignore[union-attr]
 
 
-def test_the_same_prompt_is_read_again() -> None:
-    """A later batch reads nothing that a batch with the copy has left."""
-    target = make("llama")
-    owner = HuggingFaceLevel(target)
-    copy = HuggingFaceLevel(rough(target), shares_cache_with=owner)
-    read: list[int] = []
-
-    def note(model: Any, positional: Any, given: dict[str, Any]) -> None:
-        read.append(given["input_ids"].shape[1])
-
-    target.register_forward_pre_hook(note, with_kwargs=True)
-    for levels in ([owner, copy], [owner]):
-        read.clear()
-        ps.Chain(levels).generate(PROMPT, max_new_tokens=3, eos_token_id=[])
-        assert read[0] == len(PROMPT) - 1
-
-
 @pytest.mark.parametrize("streams", ["owner", "copy"])
 def test_a_stream_ends_where_another_chain_takes_the_cache(streams: str) -> None:
     """The one reads it alone, the other with a copy."""
@@ -248,40 +231,6 @@ def test_captured_steps_give_the_same_tokens(count: int, temperature: float) -> 
             torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-3)
     assert graphs.num_captures > 0
     assert graphs.num_replays > before + graphs.num_captures
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_rounds_are_captured_before_a_copy_begins(alone: bool) -> None:
-    """Decode plainly by the owner: no copy has it read the text again."""
-
-    class Later:
-        """A `WindowPolicy`: the copy drafts after the first tokens."""
-
-        def next(self, report: Any) -> list[int]:
-            return [4] if len(report.text) > len(PROMPT) + 20 and not alone else [0]
-
-    graphs = Graphs(Recorder())
-    chain, eager = (of_one_cache(2, each, policy=Later()) for each in (graphs, None))
-    owner: Any = chain.levels[0]
-    if alone:
-        copy = HuggingFaceLevel(rough(owner.model), shares_cache_with=owner)  # stays alive
-        chain = ps.Chain([owner], graphs=graphs, sync_each_step=False)
-    for _ in range(2):
-        got = chain.generate(PROMPT, 60, eos_token_id=[])
-    assert got.sequences.equal(eager.generate(PROMPT, 60, eos_token_id=[]).sequences)
-    assert graphs.num_replays > got.stats.levels[0].num_verifications
-    if alone:
-        assert copy.cache_owner is owner
-        return
-    assert got.stats.levels[1].num_forward_passes > 0
-    tokens = got.sequences[0].tolist()
-    begin, length = len(PROMPT) + 24, len(tokens) - 4
-    torch.testing.assert_close(
-        keys_of(owner.cache, 0, length)[..., :begin, :],
-        own_keys(owner.model, tokens[:length])[..., :begin, :],
-        rtol=1e-3,
-        atol=1e-3,
-    )
 
 
 def test_a_key_names_the_lengths_of_all_levels() -> None:

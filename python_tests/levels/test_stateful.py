@@ -156,19 +156,6 @@ def levels_of(family: str, count: int, **options: Any) -> list[StatefulLevel]:
     return levels
 
 
-@pytest.mark.filterwarnings("ignore:.*expected no more parameters")
-@pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize("family", KINDS)
-def test_greedy_text_with_one_at_any_place(family: str, place: int) -> None:
-    others: list[Any] = [ps.Level(model_of("llama")) for _ in range(3)]
-    others[place] = made(family)
-    prompts = [[5, 17, 80, 3, 3, 41], [9], [30, 31, 32]]
-    options: dict[str, Any] = {"eos_token_id": [], "pad_token_id": 0}
-    wanted = ps.Chain([others[0]]).generate(prompts, [14, 9, 12], **options)
-    out = ps.Chain(others, [4, 2]).generate(prompts, [14, 9, 12], **options)
-    assert out.sequences.equal(wanted.sequences)
-
-
 class Coin:
     """Proposes a known text, in which each token is another with the chance .3."""
 

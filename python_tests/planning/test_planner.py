@@ -301,16 +301,6 @@ def test_plain_decoding_wins_where_drafts_are_dear(clock: Clock) -> None:
     assert plan.chain().window == []
 
 
-def test_a_plan_is_plain_numbers(clock: Clock) -> None:
-    plan = ps.plan(levels(clock), PROMPTS, 60, seconds=1e9, verify=True, repeats=1, trials=None)
-    assert len(plan.measured.trials) == len(plan.candidates)
-    assert plan.plain.measured_tokens_per_second
-    report = json.loads(json.dumps(plan.to_dict()))
-    for one in report["candidates"]:
-        assert {"levels", "windows", "predicted_tokens_per_second"} <= one.keys()
-    assert any(one["measured_tokens_per_second"] for one in report["candidates"])
-
-
 @pytest.mark.parametrize(
     "rows", [{"temperature": 0.7, "top_k": 5, "top_p": 0.8}, {"min_p": 0.2}, {}]
 )
@@ -494,11 +484,6 @@ def test_chains_have_at_most_four_levels(clock: Clock) -> None:
     assert len(found) == len(set(found)) == 1 + 4 + 6 + 4 + 1 + 4 + 6
 
 
-def test_words_stand_for_drafters(clock: Clock) -> None:
-    plan = ps.plan([levels(clock)[0], "suffix", "ngram"], PROMPTS[:2], 12, seconds=1e9)
-    assert {one.levels[1:] for one in plan.candidates} == {(), ("suffix match",), ("n-gram table",)}
-
-
 @pytest.mark.parametrize("eos", [3, 8])
 def test_texts_that_end_with_an_eos(clock: Clock, eos: int) -> None:
     """No level knows that the text ends before it is proposed: windows are asked for as ever."""
@@ -525,23 +510,6 @@ class Uneven(Slow):
         found = super().forward(tokens, keep)
         self.clock.now += (factor - 1) * (self.clock.now - before)
         return found
-
-
-def test_the_prediction_of_what_is_chosen_is_unbiased(clock: Clock) -> None:
-    """Times are chance, and the best of many windows is chosen by them."""
-    ratios = []
-    for seed in range(6):
-        given = [
-            Uneven(clock, "target", 0.1, 0.0, seed),
-            Uneven(clock, "middle", 0.02, 0.35, seed),
-        ]
-        plan = ps.plan(given, PROMPTS, 60, seconds=1e9)
-        for level in given:
-            level.steady = True
-        (ran,) = ran_again(plan, [plan.recommended], PROMPTS)
-        assert ran.measured_tokens_per_second is not None
-        ratios.append(ran.predicted_tokens_per_second / ran.measured_tokens_per_second)
-    assert float(np.mean(ratios)) == pytest.approx(1, abs=0.015), ratios
 
 
 def slower(monkeypatch: pytest.MonkeyPatch, factors: dict[str, float]) -> None:

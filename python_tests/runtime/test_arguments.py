@@ -23,7 +23,7 @@ import transformers as hf
 from small_models import V, make
 
 import polyspec_ext as ps
-from polyspec_ext import _C, tiny
+from polyspec_ext import _C
 from polyspec_ext.levels import load
 from polyspec_ext.levels.encoder_decoder import EncoderDecoderLevel
 from polyspec_ext.policies import RoundReport
@@ -370,19 +370,6 @@ def test_good_values() -> None:
     ps.raise_for_status(torch.zeros(2, dtype=torch.int32), level=1, position=0)
 
 
-def test_a_plan_without_a_seed_has_one_of_torchs_generator() -> None:
-    def seed_of(seed: int | None, call: int) -> Any:
-        plan = ps.plan([tiny.path("drafter")], [[1, 7]], 4, seed=seed, pack=False, seconds=0.1)
-        return plan.request.options(call)["seed"]
-
-    seeds = []
-    for manual in (1, 1, 2):
-        torch.manual_seed(manual)
-        seeds.append(seed_of(None, 3))
-    assert seeds[0] == seeds[1] != seeds[2]
-    assert seed_of(2**64 - 1, 1) == 0
-
-
 # ---- other errors --------------------------------------------------------------------------------
 
 
@@ -615,21 +602,6 @@ def test_a_model_without_weights() -> None:
     partly.model.layers[1].to("meta")
     with pytest.raises(ValueError, match=r"^LlamaForCausalLM: .*with its weights"):
         ps.Chain([partly])
-
-
-def test_a_quantised_head_may_have_any_weights() -> None:
-    class Packed(torch.nn.Module):
-        def __init__(self, weight: torch.Tensor) -> None:
-            super().__init__()
-            self.register_buffer("weight", (weight * 16).round().to(torch.int8))
-            self.out_features = len(weight)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x @ (self.weight.float() / 16).T  # type: ignore[operator]
-
-    model = make("llama")
-    model.lm_head = Packed(model.lm_head.weight)
-    assert ps.Chain([model]).generate([1], 3, eos_token_id=[]).sequences.shape == (1, 4)
 
 
 def test_what_a_level_says_of_itself() -> None:

@@ -14,7 +14,6 @@ from device_rounds import counted, same, watched
 from recorder import OnADevice, WatchedGraphs
 
 import polyspec_ext as ps
-from polyspec_ext.kv_cache.layers import DEVICE_BUCKET
 
 SHARP: dict[str, Any] = {"initializer_range": 0.2}  # logits depend on earlier tokens
 DYNAMIC = ps.DynamicTree(3, 9)
@@ -105,29 +104,6 @@ def captured_texts(heads: Heads, monkeypatch: pytest.MonkeyPatch, shared: bool) 
     assert graphs.num_replays > 4 * graphs.num_captures > 0
     graphs.require_named(floats=True)  # weights, states and logits
     return graphs
-
-
-@some("first tree", "first chain", "third chain")
-def test_a_text_of_900_tokens_has_two_captures_a_step(heads, monkeypatch) -> None:
-    """Count captures of a draft and a verification, in spans of 512 and 1024 slots."""
-
-    class Wide(OnADevice):
-        def __init__(self, *given: Any, **options: Any) -> None:
-            super().__init__(*given, **options)
-            self.rows.bucket = DEVICE_BUCKET
-
-    monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", Wide)
-    config = {"bucket": DEVICE_BUCKET, "capacity": 1024, "max_position_embeddings": 2048}
-    target = level(0, 3, "level 0", True, **SHARP, **config)
-    graphs = WatchedGraphs()
-    drafter = heads.drafter(target, heads.trees[0])
-    drafter.max_length = 2048
-    chain = ps.Chain([target, drafter], [3], graphs=graphs, sync_each_step=False)
-    options: dict[str, Any] = {"temperature": 1.0, "seed": 4, "eos_token_id": []}
-    out = chain.generate(PROMPTS[0], 900, **options)
-    assert 0 < graphs.num_captures <= 4
-    steps = out.stats.levels[0].num_verifications + out.stats.levels[1].num_proposals
-    assert steps - graphs.num_captures - graphs.num_replays <= 6
 
 
 @pytest.mark.parametrize("window", [[6, 3], [6]], ids=str)

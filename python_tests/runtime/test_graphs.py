@@ -104,28 +104,6 @@ def test_equal_keys_are_equal_steps(window, largest, tail, temperature) -> None:
         assert all(other == first for other in others)
 
 
-def test_batches_of_other_sizes_in_the_same_memory() -> None:
-    """Lengths and status are where they were when a size comes again, and its graphs serve it."""
-    eager, (chain, graphs) = make([3], False)[0], make([3], True)
-    places: dict[int, set[tuple[int, ...]]] = {1: set(), 2: set()}
-    captures = 0
-    for i, count in enumerate((2, 1, 2, 1, 2, 1)):
-        # Rows that end together, so that none leaves the cache before the others.
-        prompts = [PROMPTS[0]] * count
-        options: dict[str, Any] = {"temperature": 1.0, "seed": [5] * count, "eos_token_id": []}
-        wanted = eager.generate(prompts, 30, **options)
-        assert chain.generate(prompts, 30, **options).sequences.equal(wanted.sequences)
-        rows = chain.levels[0].cache.rows  # type: ignore[attr-defined]
-        tensors = rows.lengths, rows.base, rows.status
-        assert [tensor.shape for tensor in tensors] == [(count,)] * 3
-        places[count].add(tuple(tensor.data_ptr() for tensor in tensors))
-        assert i < 4 or graphs.num_captures == captures  # a key that returns is captured already
-        captures = graphs.num_captures
-    assert places[1] == places[2]
-    assert len(places[1]) == 1
-    assert graphs.num_replays > captures > 0
-
-
 @pytest.mark.parametrize("window", [[3], [4, 2]], ids=str)
 def test_rows_that_end_stay_where_the_graphs_are(window: list[int]) -> None:
     """Graphs of the batch serve until its last row ends, by its length, an EOS or `stop`."""
@@ -181,55 +159,6 @@ def test_rows_that_end_leave_where_steps_are_not_captured() -> None:
     assert graphs.num_captures == 0
 
 
-@pytest.mark.parametrize(
-    ("what", "place"),
-    [("first keys", 0), ("last keys", 1), ("last values", 2), ("status", 0), ("weight", 1)],
-)
-def test_what_moves_is_found(what: str, place: int) -> None:
-    """In the middle of a text, with the old memory overwritten; a weight between texts."""
-    wanted = make([4, 2], False)[0].generate(PROMPTS, 60, 1.0, seed=3, eos_token_id=[])
-    chain, graphs = make([4, 2], True)
-    moving = models(chain)[place]
-
-    def move() -> None:
-        cache = moving.cache
-        if what == "weight":
-            head = moving.model.lm_head
-            old = head.weight
-            head.weight = torch.nn.Parameter(old.detach().clone())
-        elif what == "status":
-            old, cache.rows.status = cache.rows.status, cache.rows.status.clone()
-        else:
-            layer, name = cache.layers[0 if what == "first keys" else -1], what.split()[1]
-            old = getattr(layer, name)
-            setattr(layer, name, old.clone())
-        with torch.no_grad():
-            old.fill_(3)
-
-    def generate(moved_after: int) -> list[list[int]]:
-        batch = chain.batch(PROMPTS, 60, temperature=1.0, seed=3, eos_token_id=[])
-        replays = -1
-        for i in range(1000):
-            if i == moved_after:
-                replays = graphs.num_replays
-                assert replays > 0
-                with torch.inference_mode():
-                    move()
-            if not batch.advance():
-                break
-        assert graphs.num_replays > replays
-        return [row.tokens for row in batch.rows]
-
-    expected = [
-        ids[: len(prompt) + 60]
-        for ids, prompt in zip(wanted.sequences.tolist(), PROMPTS, strict=True)
-    ]
-    assert generate(-1 if what == "weight" else 6) == expected
-    if what == "weight":
-        move()
-        assert generate(-1) == expected
-
-
 def test_a_cache_s_graphs_go_when_it_goes() -> None:
     chain, graphs = make([3], True)
     chain.generate(PROMPTS[:1], 30, **OPTIONS)
@@ -247,27 +176,6 @@ def test_a_cache_s_graphs_go_when_it_goes() -> None:
             one.adopt(None)
         assert [cache() for cache in last] == [None, None]
         assert len(graphs) == 0
-    finally:
-        gc.enable()
-
-
-def test_the_graphs_of_a_batch_size_go_with_its_buffers() -> None:
-    """The engine keeps the graphs of a few sizes; the caches, sized for the largest, stay."""
-    chain, graphs = make([3], True)
-    made = []
-    caches = None
-    gc.disable()
-    try:
-        for size in (8, 7, 6, 5, 4):
-            before = graphs.num_captures
-            chain.generate([PROMPTS[0]] * size, 30, **OPTIONS)
-            made.append(graphs.num_captures - before)
-            here = [one.cache for one in models(chain)]
-            assert caches is None or all(a is b for a, b in zip(caches, here, strict=True))
-            caches = here
-            kept = made if size > 4 else made[1:]
-            assert min(made) > 0
-            assert len(graphs) == sum(kept)
     finally:
         gc.enable()
 

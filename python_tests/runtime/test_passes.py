@@ -16,7 +16,6 @@ from toy_policies import Listed
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 import polyspec_ext as ps
-from polyspec_ext.kv_cache.layers import DEVICE_BUCKET
 from polyspec_ext.levels import HuggingFaceLevel
 
 REPEATING = [[1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3]]
@@ -153,19 +152,3 @@ def test_a_head_that_the_host_follows(kind, middle, tree, tmp_path, monkeypatch)
     assert graphs.num_replays > 2 * graphs.num_captures > 0
     if kind not in ("medusa", "hydra"):  # Medusa and Hydra have no network
         assert graphs.replays["a pass of a head"] > 2 * mine.num_proposals
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_text_of_900_tokens_has_four_captures_a_level(rows: int) -> None:
-    """Count captures of two spans, with drafts and without."""
-    config: dict[str, Any] = {"capacity": 1024, "max_position_embeddings": 2048}
-
-    def levels(device: bool) -> list[Any]:
-        return [one(0, device, bucket=DEVICE_BUCKET, **config), ps.PromptLookup()]
-
-    _, chain, graphs = pair(levels, [4])
-    out = chain.generate(REPEATING * rows, 900, 1.0, **OPTIONS)
-    assert 0 < graphs.num_captures <= 4
-    passes = out.stats.levels[0].num_forward_passes
-    assert passes > 300
-    assert passes - graphs.num_captures - graphs.num_replays <= 2

@@ -54,12 +54,6 @@ class HiddenDrafter(TreeDrafter):
         return DraftBlock((text[-1] + torch.arange(1, inputs.most + 1))[None] % V)
 
 
-def test_a_level_of_a_users_own() -> None:
-    chain = ps.Chain([OwnLevel(), HiddenDrafter()])
-    out = chain.generate(PROMPT, max_new_tokens=20)
-    assert torch.equal(out.sequences, ps.Chain([ToyLevel(V, 1)]).generate(PROMPT, 20).sequences)
-
-
 class Marked(TreeLevel):
     """A level with states that are the level's number."""
 

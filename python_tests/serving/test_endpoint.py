@@ -241,19 +241,6 @@ def test_of_two_ids_with_a_text_the_likelier_counts() -> None:
         assert list(top.values()) == sorted(top.values(), reverse=True)
 
 
-def test_tokens_that_decide_a_stop_string_are_not_counted() -> None:
-    tokenizer = tiny.tokenizer()
-    tokenizer.clean_up_tokenization_spaces = True  # so that " n" waits for the next token
-    ids = tokenizer("a n b", add_special_tokens=False)["input_ids"]
-    end = tokenizer(" n", add_special_tokens=False)["input_ids"][-1]
-    assert end in ids[:-1]
-    found = answered(tokenizer, {"stop": " n", "logprobs": 0}, event(ids, [[]] * len(ids)))
-    (choice,) = found["choices"]
-    assert choice["stop_reason"] == " n"
-    assert found["usage"]["completion_tokens"] == ids.index(end) + 1
-    assert len(choice["logprobs"]["tokens"]) == ids.index(end) + 1
-
-
 def test_the_cached_tokens_of_a_prompt_count_once() -> None:
     body = {"prompt": [[5] * 8, [6] * 9], "n": 2}
     found = answered(tiny.tokenizer(), body, *(event([5], cached=count) for count in (3, 7, 8, 5)))

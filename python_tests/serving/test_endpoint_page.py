@@ -117,11 +117,7 @@ def test_escape_stops_an_answer(tab: browser.Page, served: Served) -> None:
     assert "too long for the model" in text
     assert "prompt and answer of at most 2048 tokens" in text
     assert tab.evaluate("document.querySelector('.question').textContent") == tiny.QUESTIONS[2]
-    tab.evaluate("document.getElementById('limit').value = 1500")
-    tab.evaluate("document.getElementById('temperature').value = 2")  # the text has no end
-    tab.call("Input.insertText", text=tiny.QUESTIONS[3])
-    tab.press("Enter", 13, "\r")
-    tab.wait_for("state.runs.length && state.runs[0].count > 5")
+    begin_endless(tab)
     tab.press("Escape", 27)
     tab.wait_for(IDLE.format(2))
     assert tab.evaluate("[...document.querySelectorAll('.note')].pop().textContent") == "stopped"
@@ -267,18 +263,6 @@ def test_every_width_in_light_and_dark(tab: browser.Page, width: int, scheme: st
     finally:
         tab.call("Emulation.clearDeviceMetricsOverride")
         tab.call("Emulation.setEmulatedMedia", features=[])
-
-
-def test_colours_can_be_turned_off(tab: browser.Page) -> None:
-    ask(tab, tiny.QUESTIONS[0], 1)
-    drafted = (
-        "[...document.querySelectorAll('#talk .token')]"
-        ".map(node => getComputedStyle(node).backgroundColor)"
-    )
-    assert len(set(tab.evaluate(drafted))) > 1
-    tab.evaluate("document.getElementById('colours').click()")
-    assert set(tab.evaluate(drafted)) == {"rgba(0, 0, 0, 0)"}
-    tab.evaluate("document.getElementById('colours').click()")
 
 
 @pytest.mark.parametrize(
