@@ -139,21 +139,25 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.append(key_states, value_states)
         return self.keys.narrow(2, 0, span), self.values.narrow(2, 0, span)
 
-    def visible(self, queries: Tensor, tree: Tensor | None) -> Tensor:
+    def visible(
+        self, queries: Tensor, tree: Tensor | None, near: tuple[int, int] | None = None
+    ) -> Tensor:
         """Return the slots of `update` that each query sees, ``[B, T, N]`` bool.
 
         Args:
             queries: [B, T] int64, positions.
             tree: [B, M, M] bool, the `ancestors` of the last M tokens, including the new tokens;
                 None: a chain.
+            near: (window, sinks) of `RollbackCache.inputs`; layers with a window keep theirs.
         """
         rows = self.rows
+        window, sinks = (self.window, 0) if near is None or self.is_sliding else near
         if tree is not None:
             before = tree.shape[1] - queries.shape[1]
             base = (rows.base if rows.at is None else rows.at) - before
-            return tree_slots(base, tree, rows.span, self.window)[:, before:]
+            return tree_slots(base, tree, rows.span, window, sinks)[:, before:]
         slots = torch.arange(rows.span, device=queries.device)[None, :]
-        return visible_slots(queries, slots, self.window)
+        return visible_slots(queries, slots, window, sinks)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         rows = self.rows
@@ -261,7 +265,7 @@ def ancestors(parents: Tensor, depth: int | None = None) -> Tensor:
 
 
 def tree_slots(
-    base: Tensor | int, tree: Tensor, capacity: int, window: int | None = None
+    base: Tensor | int, tree: Tensor, capacity: int, window: int | None = None, sinks: int = 0
 ) -> Tensor:
     """Return the slots that each node of a tree sees: the tokens before the tree, its ancestors
     and itself. ``[B, T, N]`` bool.
@@ -271,7 +275,8 @@ def tree_slots(
             ``base[b] + i``.
         tree: [B, T, M] bool (`ancestors`), T of the M nodes in the cache; T < M only without a
             window.
-        window: a node sees the `window` latest tokens of its path, itself included; None: all."""
+        window: a node sees the `window` latest tokens of its path, itself included, and the
+            `sinks` first slots; None: all."""
     count, nodes = tree.shape[1:]
     if isinstance(base, int):
         if base + nodes == capacity and window is None:
@@ -287,7 +292,7 @@ def tree_slots(
         # Distances along the path to a node, not in slots.
         depth = tree.sum(-1) - 1
         behind = torch.where(inside, depth.gather(1, index), node)
-        seen = seen & (behind[:, None, :] > depth[..., None] - window)
+        seen = seen & ((behind[:, None, :] > depth[..., None] - window) | (slots < sinks))
     return seen
 
 

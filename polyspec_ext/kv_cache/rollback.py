@@ -73,6 +73,7 @@ class SequenceState:
         *,
         parents: Tensor | None = None,
         depth: int | None = None,
+        near: tuple[int, int] | None = None,
     ) -> dict[str, Any]:
         """Prepare a pass of ``[B, tokens]`` ids, of which row b appends the first ``counts[b]``
         (None: all). Returns keyword arguments of the model. See `RollbackCache.inputs`."""
@@ -116,6 +117,7 @@ class CroppedState(SequenceState):
 
 _SMALL = 1024  # tokens of a row; a capacity up to this is never too large to reuse
 _STRIP = 32  # maximum tokens of a pass with a mask cut from a strip
+SINKS = 4  # first tokens that a streaming level sees by default
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Keys and values of some layers, and their addresses (`ops.decoder.pointers`).
 _Layers = tuple[list[Tensor], list[Tensor], Tensor]
@@ -227,7 +229,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         batch_size: int,
         *,
         window: int,
-        sinks: int = 4,
+        sinks: int = SINKS,
         slack: int = 32,
         **options: Any,
     ) -> RollbackCache:
@@ -314,6 +316,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         parents: Tensor | None = None,
         depth: int | None = None,
         masked: bool = True,
+        near: tuple[int, int] | None = None,
     ) -> dict[str, Any]:
         """Prepare a forward pass of ``[B, tokens]`` ids, and return its attention mask and
         positions.
@@ -329,6 +332,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             depth: maximum tokens of a path of the tree; None: T.
             masked: False: the model applies the causal mask of a chain itself, so that a mask is
                 returned only for a window that hides more, or for a tree.
+            near: (window, sinks): a query sees the `window` latest tokens, itself included, and the
+                `sinks` first tokens, in layers without a window of their own. None: all.
 
         Returns:
             Keyword arguments of the model: attention_mask, ``[B or 1, 1, T, N]`` in the cache's
@@ -345,31 +350,38 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             self._grow()
         # In a first pass the causal mask also hides padding, for rows of any length.
         base = 0 if rows.first else rows.at
-        if parents is not None or base is None or not rows.span == rows.bound <= self._near:
-            return self._computed(tokens, parents, depth, masked)
+        shortest = self._near if near is None else min(self._near, near[0])
+        if parents is not None or base is None or not rows.span == rows.bound <= shortest:
+            masked = masked or rows.span > shortest
+            return self._computed(tokens, parents, depth, masked, near)
         if self._positions.shape[1] < base + tokens:
             table = torch.arange(max(rows.capacity, base + tokens), device=rows.device)
             self._positions = table[None]
         mask = None
         # A first pass is causal by itself, and a single new token sees all slots.
         if masked and base and tokens > 1 and rows.on_cpu and tokens <= _STRIP:
-            if self._strip.shape[1] < base + _STRIP:
-                self._extend_strip(base)
-            before = self._strip.shape[1] - _STRIP - base
-            mask = self._strip[:tokens].narrow(1, before, base + tokens)[None, None]
+            mask = self._causal_mask(base, tokens)
         positions = self._positions.narrow(1, base, tokens)
         return {"attention_mask": mask, "position_ids": positions}
 
-    def _extend_strip(self, base: int) -> None:
-        # The mask of _STRIP queries after `longest` tokens; views of it are masks of short passes.
-        # (On other devices attention requires aligned masks.)
-        longest = max(self.rows.capacity, base)
-        hidden = torch.finfo(self.dtype).min
-        strip = torch.full((_STRIP, longest + _STRIP), hidden, dtype=self.dtype)
-        self._strip = strip.triu_(longest + 1)
+    def _causal_mask(self, base: int, tokens: int) -> Tensor:
+        # A view of the mask of _STRIP queries after the longest text so far. (On other devices
+        # attention requires aligned masks.)
+        if self._strip.shape[1] < base + _STRIP:
+            longest = max(self.rows.capacity, base)
+            hidden = torch.finfo(self.dtype).min
+            strip = torch.full((_STRIP, longest + _STRIP), hidden, dtype=self.dtype)
+            self._strip = strip.triu_(longest + 1)
+        before = self._strip.shape[1] - _STRIP - base
+        return self._strip[:tokens].narrow(1, before, base + tokens)[None, None]
 
     def _computed(
-        self, tokens: int, parents: Tensor | None, depth: int | None, masked: bool
+        self,
+        tokens: int,
+        parents: Tensor | None,
+        depth: int | None,
+        masked: bool,
+        near: tuple[int, int] | None,
     ) -> dict[str, Any]:
         """Compute mask and positions of a pass that has begun from the tensors of lengths."""
         rows, tree = self.rows, None
@@ -386,11 +398,11 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 inside = torch.arange(tokens, device=positions.device) < rows.counts[:, None]
                 last = (rows.base - 1).clamp_min(0)
                 positions = torch.where(inside, positions, last[:, None])
-        if not masked and tree is None and rows.span <= self._near:
+        if not masked and tree is None:
             return {"attention_mask": None, "position_ids": positions}
         by_type: dict[str, Tensor] = {}
         for name, layer in self._of_type.items():
-            by_type[name] = additive(layer.visible(positions, tree), self.dtype)
+            by_type[name] = additive(layer.visible(positions, tree, near), self.dtype)
         mask: Any = by_type[name] if len(by_type) == 1 else by_type
         return {"attention_mask": mask, "position_ids": positions}
 

@@ -104,7 +104,9 @@ class StreamingLayer(RollbackLayer):
         sinks.copy_(turn(self.sink_keys, evicted, self.frequencies))
         return self.keys, self.values
 
-    def visible(self, queries: Tensor, tree: Tensor | None) -> Tensor:
+    def visible(
+        self, queries: Tensor, tree: Tensor | None, near: tuple[int, int] | None = None
+    ) -> Tensor:
         rows = self.rows
         if tree is not None:
             raise ValueError(

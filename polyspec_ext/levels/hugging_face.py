@@ -69,7 +69,8 @@ class HuggingFaceLevel(ModelLevel):
             of the window), so that any rollback is exact.
         streaming: attention sinks and a window instead (`RollbackCache.streaming`), so that the
             cost of a draft level does not grow with the context: the window, or a dict of window,
-            sinks and slack.
+            sinks and slack. With `shares_cache_with`, the keys of the shared cache that the level
+            reads: window and sinks.
         shares_cache_with: a level above in the chain, or its model, of which this model is a
             quantised or pruned copy: it reads that level's keys and values, and writes keys and
             values only after them (`levels.shared_cache`). A copy with fewer layers finds its
@@ -139,8 +140,9 @@ class HuggingFaceLevel(ModelLevel):
         self._arguments: dict[str, Any] = {"use_cache": True, "return_dict": True}
         masked = getattr(text_config, "_attn_implementation", None) in _MASKED
         masks = self._placed and masked
+        window = streaming if shares_cache_with is None else None
         self._make, self._makes_batches = caches.factory(
-            model, self.name, new_cache, streaming, cache_options, wanted=masks
+            model, self.name, new_cache, window, cache_options, wanted=masks
         )
         with torch.inference_mode():
             self.adopt(self._make(1))
@@ -148,6 +150,7 @@ class HuggingFaceLevel(ModelLevel):
         self._stacked = stacked_pass(self._runs) if prepared else None
         self._chunk = min(chunk, self.cache.longest_pass)
         self._member: rooms.Member | None = None
+        self._near: tuple[int, int] | None = None  # keys of the shared cache that it reads
         # Memory of the model's weights; None: to be determined again for a new batch.
         self._weights: rooms.MemoryKey | None = None
         # Reason why batches are refused, or None.
@@ -155,11 +158,11 @@ class HuggingFaceLevel(ModelLevel):
         self.no_trees: str | None = None
         self._probe(new_cache, masks)
         if shares_cache_with is not None:
-            if new_cache is not None or streaming is not None or cache_options:
+            if new_cache is not None or cache_options:
                 raise ValueError(
                     f"{self.name}: expected shares_cache_with or a cache of its own, given both"
                 )
-            self._share(shares_cache_with)
+            self._share(shares_cache_with, streaming)
 
     def _without(self, masked: bool) -> str | None:
         """Return a requirement of batches that this level lacks; None: it meets all."""
@@ -213,7 +216,7 @@ class HuggingFaceLevel(ModelLevel):
                 f"({failure})"
             )
 
-    def _share(self, owner: HuggingFaceLevel) -> None:
+    def _share(self, owner: HuggingFaceLevel, streaming: int | Mapping[str, int] | None) -> None:
         rooms.require_same_shape(self.model, owner.model, self.name)
         for level in (self, owner):
             if not level.supports_batches or not level.cache.takes_rows:
@@ -226,6 +229,8 @@ class HuggingFaceLevel(ModelLevel):
             _owners[id(owner.model)] = owner
         self._member = rooms.Member(self, owner._member.owner)
         self.adopt(owner.cache)
+        if streaming is not None:
+            self._near = caches.near_of(streaming, self.name)
         self._options["shares_cache_with"] = owner
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -510,6 +515,7 @@ class HuggingFaceLevel(ModelLevel):
             return self._in_pieces(block)
         if self.one_at_a_time is None:
             options: dict[str, Any] = {"parents": block.parents, "depth": block.depth}
+            options["near"] = self._near
             if self._stacked is not None and self._stacked.longest:
                 options["masked"] = self._stacked.needs_mask(self._past, longest)
             inputs = self.cache.inputs(longest, counts, **options)

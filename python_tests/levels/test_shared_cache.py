@@ -15,6 +15,7 @@ import polyspec_ext as ps
 from polyspec_ext.drafters import DraftModel
 from polyspec_ext.kv_cache.rollback import RollbackCache
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock
+from polyspec_ext.levels.base import PromptBatch
 from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.tensors import RowCounts
 
@@ -154,6 +155,8 @@ def test_refusals() -> None:
             ps.Level(other, shares_cache_with=target)
     with pytest.raises(ValueError, match="or a cache of its own, given both"):
         ps.Level(rough(target), shares_cache_with=target, capacity=64)
+    with pytest.raises(ValueError, match="keeps all tokens: remove slack from streaming"):
+        ps.Level(rough(target), shares_cache_with=target, streaming={"window": 8, "slack": 4})
     streaming = ps.Level(target, streaming=16)
     with pytest.raises(ValueError, match="expected a level over a full RollbackCache"):
         ps.Level(rough(target), shares_cache_with=streaming)
@@ -162,6 +165,42 @@ def test_refusals() -> None:
         draft.forward(torch.tensor([[1]]), 1)
     with pytest.raises(RuntimeError, match="expected prefill of LlamaForCausalLM, whose cache"):
         draft.prefill(torch.tensor([[1]]))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gemma2, sliding window"])
+def test_a_window_in_the_targets_cache(family: str, pack: bool) -> None:
+    """A copy without a difference has the logits of the target under a mask that hides all but the
+    first and the latest keys, in chains and trees, for rows of any length."""
+    target = make(family)
+    owner = HuggingFaceLevel(target, pack=pack)
+    near = {"window": 6, "sinks": 3}
+    copy = HuggingFaceLevel(target, shares_cache_with=owner, streaming=near, pack=pack)
+    text = torch.randint(3, 60, (2, 40), generator=torch.Generator().manual_seed(1))
+    lengths = [30, 4]
+    for level in (owner, copy):
+        level.prefill(PromptBatch(text[:, :30], lengths))
+    for parents in (None, torch.tensor([-1, 0, 0, 2])):
+        path = [0, 1, 2, 3] if parents is None else [0, 2, 3]
+        made = copy.forward(InputBlock(text[:, 30:34], 4, parents=parents)).logits
+        copy.rollback(lengths)
+        for row, length in enumerate(lengths):
+            whole = torch.cat([text[row, :length], text[row, 30:34][path]])[None]
+            count = whole.shape[1]
+            at = torch.arange(count)
+            seen = at <= at[:, None]
+            seen[length:] &= (at > at[length:, None] - near["window"]) | (at < near["sinks"])
+            # Layers with a window of 8 tokens keep theirs.
+            sliding = (at <= at[:, None]) & (at > at[:, None] - 8)
+            full, slid = (
+                torch.zeros(count, count).masked_fill_(~x, -1e30)[None, None]
+                for x in (seen, sliding)
+            )
+            both = {"full_attention": full, "sliding_attention": slid}
+            mask = full if family == "llama" else both
+            wanted = target(whole, attention_mask=mask, use_cache=False).logits[0, length:]
+            torch.testing.assert_close(made[row, path], wanted, rtol=1e-3, atol=1e-3)
 
 
 PROMPTS = [PROMPT, [7], [40, 41, 42], [8, 9, 10, 11, 12, 13, 14, 15]]

@@ -217,6 +217,22 @@ def test_scores_that_are_not_finite(bad: float) -> None:
     assert made.isnan().sum() == made.shape[-1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_blocks_that_the_mask_hides_are_not_read(dtype: torch.dtype) -> None:
+    """Between first and last keys, as in a window: neither their values nor NaNs change a bit."""
+    query, key, value = inputs(2, (6, 2), 3, 1300, dtype=dtype)
+    for hidden in (LOWEST[dtype], -torch.inf):
+        mask = causal(3, 1300, dtype, hidden).repeat(2, 1, 1, 1)
+        mask[..., 5:1100] = hidden
+        wanted = attention(query, key, value, mask, 0.2)
+        for bad in (0.0, torch.nan):
+            keys, values = key.clone(), value.clone()
+            keys[:, :, 128:1024] = values[:, :, 128:1024] = bad
+            assert attention(query, keys, values, mask, 0.2).equal(wanted)
+        mask[1, :, 2, 700] = 0  # a block that one query sees
+        assert not attention(query, key, value, mask, 0.2)[1, 2].equal(wanted[1, 2])
+
+
 def test_refusals() -> None:
     query, key, value = inputs(1, (4, 2), 3, 20)
     mask = causal(3, 20, torch.float32)

@@ -93,6 +93,10 @@ POLYSPEC_FN float weight_of(float x) {
   return __builtin_fmaf(exponent, 0.0f, exp2_in_range(exponent));  // NaNs stay
 }
 
+// Whether a mask's value makes the weight of a key 0 for any score: the lowest value of float and of
+// bfloat16, and -infinity.
+POLYSPEC_FN bool hides(float mask) { return mask * kLog2E < -kLargest; }
+
 // How many keys a token of a row sees, but for the mask.
 POLYSPEC_FN int64_t keys_seen(const AttentionParams& p, int64_t row, int64_t token) {
   if (p.lengths != nullptr) {

@@ -174,6 +174,21 @@ void load_queries(const AttentionParams& p, const AttentionQueries& of, Scratch&
   }
 }
 
+// Whether the mask hides all of `keys` keys from `begin` on from all queries. Their weights would be
+// 0, so that leaving them out changes no bit.
+template <class T>
+bool is_hidden(const AttentionParams& p, const AttentionQueries& of, int64_t begin, int64_t keys) {
+  const int64_t count = std::min(of.last - of.first, p.tokens);  // tokens repeat by head
+  for (int64_t m = 0; m < count; ++m) {
+    const T* const mask = static_cast<const T*>(p.mask) + of.row * p.mask_stride[0] +
+                          (of.first + m) % p.tokens * p.mask_stride[1] + begin;
+    for (int64_t i = 0; i < keys; ++i) {
+      if (!hides(to_float(mask[i]))) return false;
+    }
+  }
+  return true;
+}
+
 // Sums up keys [first_key, length), as far as the span goes.
 template <class T>
 void sum_span(const AttentionParams& p, const AttentionQueries& of, int64_t first_key,
@@ -184,6 +199,7 @@ void sum_span(const AttentionParams& p, const AttentionQueries& of, int64_t firs
       std::min(longest_seen(p, of.row, of.first, of.last), first_key + kAttentionSpan);
   for (int64_t begin = first_key; begin < length; begin += kKeys) {
     const int64_t keys = std::min(kKeys, length - begin);
+    if (p.mask != nullptr && is_hidden<T>(p, of, begin, keys)) continue;
     for (int64_t tile = 0; tile < keys; tile += kLanes) {
       const T* rows[kLanes];
       for (int64_t k = 0; k < kLanes; ++k) {

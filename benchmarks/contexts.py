@@ -1,0 +1,115 @@
+"""Chains after long texts: a 4-bit copy in the target's cache that reads all keys, or the first and
+the last keys alone, beside prompt lookup and plain decoding, in turns.
+
+``python -m benchmarks.contexts --target MODEL --text FILE --lengths 4000 8000`` prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polyspec_ext as ps
+from benchmarks import measuring, output
+from benchmarks.methods import load_level
+
+NEAR = {"window": 2048, "sinks": 4}
+HEADS = ("chain", "ms a token", "x plain", "accepted", "tokens a verification")
+_TURNS = 2
+
+
+def chains(target: Any, group: int) -> dict[str, ps.Chain]:
+    """Return the chains by name, plain decoding first."""
+    copies = {
+        name: ps.HuggingFaceLevel(
+            ps.quantize_w4(target.model, group_size=group),
+            shares_cache_with=target,
+            streaming=near,
+            pack=True,
+            name=name,
+        )
+        for name, near in (("copy", None), (f"copy, last {NEAR['window']:,} keys", NEAR))
+    }
+    lookup = "prompt-lookup"
+    below: dict[str, tuple[list[Any], list[int]]] = {
+        "plain decoding": ([], []),
+        f"{lookup} (6)": ([lookup], [6]),
+        **{f"{name} (6)": ([copy], [6]) for name, copy in copies.items()},
+        **{f"{name}, {lookup} (8, 4)": ([copy, lookup], [8, 4]) for name, copy in copies.items()},
+    }
+    return {name: ps.Chain([target, *levels], window) for name, (levels, window) in below.items()}
+
+
+def decode(chain: ps.Chain, prompt: Sequence[int], count: int) -> tuple[list[int], float, Any]:
+    """Return the greedy text, milliseconds a token after the first round, and statistics."""
+    stream = chain.stream([*prompt], count, temperature=0.0, eos_token_id=[], cache_prompt=True)
+    text, ticks = [], []
+    for token in stream:
+        text.append(int(token))
+        ticks.append(time.perf_counter())
+    first = sum(tick - ticks[0] < 1e-3 for tick in ticks)  # tokens of a round come at once
+    return text, 1e3 * (ticks[-1] - ticks[0]) / (count - first), stream.stats.levels[0]
+
+
+def compare(
+    of: dict[str, ps.Chain], prompts: Sequence[Sequence[int]], count: int
+) -> list[tuple[str, ...]]:
+    """Return the rows of a table by `HEADS`. Raises RuntimeError where texts differ."""
+    spent: dict[str, list[float]] = {name: [] for name in of}
+    seen: dict[str, list[Any]] = {name: [] for name in of}
+    for prompt in prompts:
+        texts: set[tuple[int, ...]] = set()
+        times: dict[str, list[float]] = {name: [] for name in of}
+        for turn in range(_TURNS):
+            for name in measuring.rotated([*of], turn, first=1):
+                text, per_token, stats = decode(of[name], prompt, count)
+                texts.add(tuple(text))
+                times[name].append(per_token)
+                seen[name].append(stats)
+        if len(texts) > 1:
+            raise RuntimeError(f"expected plain decoding's text of all chains, given {len(texts)}")
+        for name, values in times.items():
+            spent[name].append(min(values))
+    (plain, *_) = map(statistics.mean, spent.values())
+    rows: list[tuple[str, ...]] = []
+    for name, levels in seen.items():
+        drafted, accepted, passes = (
+            sum(getattr(level, field) for level in levels)
+            for field in ("num_draft_tokens", "num_accepted_tokens", "num_forward_passes")
+        )
+        mean, share = statistics.mean(spent[name]), accepted / drafted if drafted else None
+        per_pass = count * len(levels) / passes
+        rows.append(
+            (
+                name,
+                f"{mean:.1f}",
+                f"{plain / mean:.2f}",
+                output.number(share, ".2f"),
+                f"{per_pass:.2f}",
+            )
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", required=True, help="folder or GGUF file")
+    parser.add_argument("--text", required=True, type=Path, help="a long text, as of a book")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4000, 8000], help="of prompts")
+    parser.add_argument("--texts", type=int, default=2, help="prompts of each length")
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--group-size", type=int, default=64)
+    args = parser.parse_args()
+    level = load_level(args.target, name="--target")
+    ids = level.tokenizer()(args.text.read_text(encoding="utf-8"))["input_ids"]
+    known = chains(level, args.group_size)
+    for length in args.lengths:
+        apart = len(ids) // args.texts
+        prompts = [ids[i * apart : i * apart + length] for i in range(args.texts)]
+        machine = output.describe("cpu")
+        print(f"{length} tokens, {machine['cpu']}, {machine['threads']} threads\n")
+        print("\n".join(output.table(HEADS, compare(known, prompts, args.max_new_tokens))))
