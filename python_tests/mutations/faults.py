@@ -130,6 +130,11 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "polyspec_ext/kv_cache/layers.py": {
+        "kv_cache: nodes of a tree do not see the first keys": (
+            "(behind[:, None, :] > depth[..., None] - window) | (slots < sinks)",
+            "behind[:, None, :] > depth[..., None] - window",
+            "levels/test_shared_cache.py::test_a_window_in_the_targets_cache[llama-False]",
+        ),
         "kv_cache: rows that move up take the keys of the row above": (
             "self.keys[slot].copy_(self.keys[row])",
             "self.keys[slot].copy_(self.keys[max(0, row - 1)])",
@@ -1439,9 +1444,19 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "csrc/src/cpu/attention.cpp": {
+        "attention: keys of hidden blocks are read": (
+            "is_hidden<T>(p, of, begin, keys)) continue;",
+            'is_hidden<T>(p, of, begin, keys)) asm volatile("");',
+            "ops/test_attention.py::test_blocks_that_the_mask_hides_are_not_read[torch.bfloat16]",
+        ),
+        "attention: a block is hidden by its first query": (
+            "const int64_t count = std::min(of.last - of.first, p.tokens);  // heads have the same mask",
+            "const int64_t count = 1;",
+            "ops/test_attention.py::test_blocks_that_the_mask_hides_are_not_read[torch.bfloat16]",
+        ),
         "cpu: all tokens have the mask of the first": (
-            "(of.first + m) % p.tokens * p.mask_stride[1] + begin;",
-            "begin;",
+            "(of.first + m) % p.tokens * p.mask_stride[1] + key;",
+            "key;",
             "ops/test_attention.py::test_a_row_is_what_it_is_alone[270-torch.float32]",
             "ops/test_attention.py::test_scores_that_are_not_finite[nan]",
         ),

@@ -93,8 +93,8 @@ POLYSPEC_FN float weight_of(float x) {
   return __builtin_fmaf(exponent, 0.0f, exp2_in_range(exponent));  // NaNs stay
 }
 
-// Whether a mask's value makes the weight of a key 0 for any score: the lowest value of float and of
-// bfloat16, and -infinity.
+// Whether a mask's value makes the weight of a key 0 for any score: the lowest value of float and
+// of bfloat16, and -infinity.
 POLYSPEC_FN bool hides(float mask) { return mask * kLog2E < -kLargest; }
 
 // How many keys a token of a row sees, but for the mask.

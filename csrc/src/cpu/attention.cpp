@@ -174,14 +174,19 @@ void load_queries(const AttentionParams& p, const AttentionQueries& of, Scratch&
   }
 }
 
-// Whether the mask hides all of `keys` keys from `begin` on from all queries. Their weights would be
-// 0, so that leaving them out changes no bit.
+template <class T>
+const T* mask_of(const AttentionParams& p, const AttentionQueries& of, int64_t m, int64_t key) {
+  return static_cast<const T*>(p.mask) + of.row * p.mask_stride[0] +
+         (of.first + m) % p.tokens * p.mask_stride[1] + key;
+}
+
+// Whether the mask hides all of `keys` keys from `begin` on from all queries. Their weights would
+// be 0, so that leaving them out changes no bit.
 template <class T>
 bool is_hidden(const AttentionParams& p, const AttentionQueries& of, int64_t begin, int64_t keys) {
-  const int64_t count = std::min(of.last - of.first, p.tokens);  // tokens repeat by head
+  const int64_t count = std::min(of.last - of.first, p.tokens);  // heads have the same mask
   for (int64_t m = 0; m < count; ++m) {
-    const T* const mask = static_cast<const T*>(p.mask) + of.row * p.mask_stride[0] +
-                          (of.first + m) % p.tokens * p.mask_stride[1] + begin;
+    const T* const mask = mask_of<T>(p, of, m, begin);
     for (int64_t i = 0; i < keys; ++i) {
       if (!hides(to_float(mask[i]))) return false;
     }
@@ -213,9 +218,7 @@ void sum_span(const AttentionParams& p, const AttentionQueries& of, int64_t firs
       });
     }
     for (int64_t m = 0; m < count; ++m) {
-      const T* mask = static_cast<const T*>(p.mask);
-      if (mask != nullptr)
-        mask += of.row * p.mask_stride[0] + (of.first + m) % p.tokens * p.mask_stride[1] + begin;
+      const T* const mask = p.mask == nullptr ? nullptr : mask_of<T>(p, of, m, begin);
       const int64_t seen =
           std::clamp<int64_t>(keys_seen(p, of.row, (of.first + m) % p.tokens) - begin, 0, keys);
       weigh(scratch.scores[m], summed, m, keys, seen, p.value_width, mask);
