@@ -7,9 +7,9 @@
 #include <tuple>
 #include <vector>
 
+#include "angles.hpp"
 #include "key_spans.hpp"
 #include "polyspec/decoder.hpp"
-#include "stable.hpp"
 
 namespace {
 
@@ -70,16 +70,15 @@ void expect_states(const std::vector<Tensor>& states, const char* name, const Pl
   }
 }
 
-// x [b, t, n], layers [l, kLayerColumns], matrices [.., kMatrixColumns], cosine and sine
-// [b or 1, t, d], mask [b or 1, 1, t, span], keys and values l times [b, g, capacity, d].
+// x [b, t, n], layers [l, kLayerColumns], matrices [.., kMatrixColumns], cosine, sine and positions
+// as of set_angles, mask [b or 1, 1, t, span], keys and values l times [b, g, capacity, d].
 std::tuple<Tensor, Tensor, Tensor> decoder_layers(
     const Tensor& layers, const Tensor& matrices, int64_t heads, int64_t groups,
     int64_t gated_width, double epsilon, double scale, const Tensor& x, const Tensor& cosine,
-    const Tensor& sine, const OptTensor& mask, std::vector<Tensor> keys, std::vector<Tensor> values,
-    const Tensor& lengths, const OptTensor& counts, int64_t span, bool causal,
+    const Tensor& sine, const OptTensor& positions, const OptTensor& mask, std::vector<Tensor> keys,
+    std::vector<Tensor> values, const Tensor& lengths, const OptTensor& counts, int64_t span, bool causal,
     std::vector<int64_t> taken) {
   STD_TORCH_CHECK(x.dim() == 3, "x: expected 3 dimensions, got ", x.dim());
-  STD_TORCH_CHECK(cosine.dim() == 3, "cosine: expected 3 dimensions, got ", cosine.dim());
   const Place place(x);
   const int32_t dtype = dtype_of(x);
   polyspec::DecoderParams p;
@@ -89,16 +88,14 @@ std::tuple<Tensor, Tensor, Tensor> decoder_layers(
   p.width = x.size(2);
   p.heads = heads;
   p.groups = groups;
-  p.head_width = cosine.size(2);
   p.gated_width = gated_width;
   p.epsilon = static_cast<float>(epsilon);
   p.scale = static_cast<float>(scale);
   p.causal = causal;
   p.x = contiguous_data(x, "x", place, {p.batch, p.tokens, p.width}, dtype);
-  p.same_positions = cosine.size(0) == 1;
-  const int64_t rows = p.same_positions ? 1 : p.batch;
-  p.cosine = contiguous_data(cosine, "cosine", place, {rows, p.tokens, p.head_width}, dtype);
-  p.sine = contiguous_data(sine, "sine", place, {rows, p.tokens, p.head_width}, dtype);
+  p.lengths = integers<int64_t>(lengths, "lengths", place, {p.batch});
+  set_angles(cosine, sine, positions, p.lengths, place, dtype, &p);
+  p.head_width = cosine.size(1);
 
   p.count = layers.size(0);
   const int64_t* layer_row = integers<int64_t>(layers, "layers", place, {p.count, kLayerColumns});
@@ -143,7 +140,6 @@ std::tuple<Tensor, Tensor, Tensor> decoder_layers(
     p.value_stride[axis] = values.front().stride(axis);
   }
   p.layers = described.data();
-  p.lengths = integers<int64_t>(lengths, "lengths", place, {p.batch});
   p.counts = integers(counts, "counts", place, {p.batch});
   if (mask.has_value()) {
     STD_TORCH_CHECK(mask->dim() == 4, "mask: expected 4 dimensions, got ", mask->dim());
@@ -176,9 +172,9 @@ std::tuple<Tensor, Tensor, Tensor> decoder_layers(
 STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
   m.def(
       "decoder_layers(Tensor layers, Tensor matrices, int heads, int groups, int gated_width, "
-      "float epsilon, float scale, Tensor x, Tensor cosine, Tensor sine, Tensor? mask, "
-      "Tensor(a!)[] keys, Tensor(b!)[] values, Tensor lengths, Tensor? counts, int span, "
-      "bool causal, int[] taken) -> (Tensor y, Tensor states, Tensor status)");
+      "float epsilon, float scale, Tensor x, Tensor cosine, Tensor sine, Tensor? positions, "
+      "Tensor? mask, Tensor(a!)[] keys, Tensor(b!)[] values, Tensor lengths, Tensor? counts, "
+      "int span, bool causal, int[] taken) -> (Tensor y, Tensor states, Tensor status)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {

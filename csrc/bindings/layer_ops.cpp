@@ -2,8 +2,8 @@
 // 2.11).
 #include <tuple>
 
+#include "angles.hpp"
 #include "polyspec/layer.hpp"
-#include "stable.hpp"
 
 namespace {
 
@@ -49,24 +49,27 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
 }
 
 // Fills all of RotaryParams but the outputs. x [b t, (heads + 2 groups) d],
-// bias [(heads + 2 groups) d], cosine and sine [b or 1, t, d], norms [d].
+// bias [(heads + 2 groups) d], cosine, sine and positions as of set_angles, norms [d].
 polyspec::RotaryParams rotary_params(const Tensor& x, const OptTensor& bias, const Tensor& cosine,
-                                     const Tensor& sine, int64_t batch, int64_t heads,
+                                     const Tensor& sine, const OptTensor& positions,
+                                     const int64_t* lengths, int64_t batch, int64_t heads,
                                      int64_t groups, const OptTensor& query_norm,
                                      const OptTensor& key_norm, double epsilon) {
   expect_matrix(x);
-  STD_TORCH_CHECK(cosine.dim() == 3, "cosine: expected 3 dimensions, got ", cosine.dim());
   STD_TORCH_CHECK(batch >= 0 && heads >= 1 && groups >= 1,
                   "batch, heads, groups: expected >= 0, >= 1 and >= 1, got ", batch, ", ", heads,
                   ", ", groups);
+  STD_TORCH_CHECK(batch > 0 ? x.size(0) % batch == 0 : x.size(0) == 0,
+                  "x: expected as many rows for each of ", batch, ", got ", x.size(0));
   const Place place(x);
   const int32_t dtype = dtype_of(x);
   polyspec::RotaryParams params;
   params.batch = batch;
-  params.tokens = cosine.size(1);
+  params.tokens = batch > 0 ? x.size(0) / batch : 0;
   params.heads = heads;
   params.groups = groups;
-  params.width = cosine.size(2);
+  set_angles(cosine, sine, positions, lengths, place, dtype, &params);
+  params.width = cosine.size(1);
   params.dtype = wide_float_type(x, "x");
   const int64_t features = (heads + 2 * groups) * params.width;
   params.x = contiguous_data(x, "x", place, {batch * params.tokens, features}, dtype);
@@ -78,21 +81,16 @@ polyspec::RotaryParams rotary_params(const Tensor& x, const OptTensor& bias, con
   params.query_norm = norm(query_norm, "query_norm");
   params.key_norm = norm(key_norm, "key_norm");
   params.epsilon = static_cast<float>(epsilon);
-  params.same_positions = cosine.size(0) == 1;
-  const int64_t rows = params.same_positions ? 1 : batch;
-  params.cosine =
-      contiguous_data(cosine, "cosine", place, {rows, params.tokens, params.width}, dtype);
-  params.sine = contiguous_data(sine, "sine", place, {rows, params.tokens, params.width}, dtype);
   return params;
 }
 
 std::tuple<Tensor, Tensor, Tensor> rotary(const Tensor& x, const OptTensor& bias,
-                                          const Tensor& cosine, const Tensor& sine, int64_t batch,
-                                          int64_t heads, int64_t groups,
-                                          const OptTensor& query_norm, const OptTensor& key_norm,
-                                          double epsilon) {
-  polyspec::RotaryParams params =
-      rotary_params(x, bias, cosine, sine, batch, heads, groups, query_norm, key_norm, epsilon);
+                                          const Tensor& cosine, const Tensor& sine,
+                                          const Tensor& positions, int64_t batch, int64_t heads,
+                                          int64_t groups, const OptTensor& query_norm,
+                                          const OptTensor& key_norm, double epsilon) {
+  polyspec::RotaryParams params = rotary_params(x, bias, cosine, sine, positions, nullptr, batch,
+                                                heads, groups, query_norm, key_norm, epsilon);
   const Place place(x);
   const int32_t dtype = dtype_of(x);
   const Tensor query = empty(place, {batch, heads, params.tokens, params.width}, dtype);
@@ -122,7 +120,8 @@ polyspec::KvCache cache_of(const Tensor& tensor, const char* name, const Tensor&
 // values; lengths and counts [b].
 std::tuple<Tensor, Tensor> rotary_append(const Tensor& x, const OptTensor& bias,
                                          const Tensor& cosine, const Tensor& sine,
-                                         const Tensor& cache_keys, const Tensor& cache_values,
+                                         const OptTensor& positions, const Tensor& cache_keys,
+                                         const Tensor& cache_values,
                                          const Tensor& lengths, const OptTensor& counts,
                                          int64_t heads, const OptTensor& query_norm,
                                          const OptTensor& key_norm, double epsilon) {
@@ -131,12 +130,12 @@ std::tuple<Tensor, Tensor> rotary_append(const Tensor& x, const OptTensor& bias,
   params.keys = cache_of(cache_keys, "cache_keys", x, cache_keys);
   params.values = cache_of(cache_values, "cache_values", x, cache_keys);
   const int64_t batch = cache_keys.size(0);
-  params.turn = rotary_params(x, bias, cosine, sine, batch, heads, cache_keys.size(1), query_norm,
-                              key_norm, epsilon);
+  params.lengths = integers<int64_t>(lengths, "lengths", place, {batch});
+  params.turn = rotary_params(x, bias, cosine, sine, positions, params.lengths, batch, heads,
+                              cache_keys.size(1), query_norm, key_norm, epsilon);
   STD_TORCH_CHECK(cache_keys.size(3) == params.turn.width, "cache_keys: expected size ",
                   params.turn.width, " in dimension 3, got ", cache_keys.size(3));
   params.capacity = cache_keys.size(2);
-  params.lengths = integers<int64_t>(lengths, "lengths", place, {batch});
   params.counts = integers(counts, "counts", place, {batch});
   const Tensor query =
       empty(place, {batch, heads, params.turn.tokens, params.turn.width}, dtype_of(x));
@@ -172,13 +171,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
       "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float epsilon) -> "
       "(Tensor sum, Tensor y)");
   m.def(
-      "rotary(Tensor x, Tensor? bias, Tensor cosine, Tensor sine, int batch, int heads, "
-      "int groups, Tensor? query_norm, Tensor? key_norm, float epsilon) -> (Tensor query, Tensor "
-      "key, Tensor value)");
+      "rotary(Tensor x, Tensor? bias, Tensor cosine, Tensor sine, Tensor positions, int batch, "
+      "int heads, int groups, Tensor? query_norm, Tensor? key_norm, float epsilon) -> "
+      "(Tensor query, Tensor key, Tensor value)");
   m.def(
-      "rotary_append(Tensor x, Tensor? bias, Tensor cosine, Tensor sine, Tensor(a!) cache_keys, "
-      "Tensor(b!) cache_values, Tensor lengths, Tensor? counts, int heads, Tensor? query_norm, "
-      "Tensor? key_norm, float epsilon) -> (Tensor query, Tensor status)");
+      "rotary_append(Tensor x, Tensor? bias, Tensor cosine, Tensor sine, Tensor? positions, "
+      "Tensor(a!) cache_keys, Tensor(b!) cache_values, Tensor lengths, Tensor? counts, int heads, "
+      "Tensor? query_norm, Tensor? key_norm, float epsilon) -> (Tensor query, Tensor status)");
   m.def("gated(Tensor x) -> Tensor");
 }
 

@@ -27,6 +27,7 @@ from transformers import LlamaConfig, Qwen3Config
 
 from .. import arguments, rooms
 from ..kv_cache.layers import additive, attend, query_positions, visible_slots
+from ..kv_cache.lengths import RowLengths
 from ..levels.base import InputBlock, LevelOutput
 from ..levels.fused import CachedLayers, cached_layers
 from ..levels.models import ModelLevel
@@ -87,7 +88,7 @@ class DFlashNetwork(RotaryNetwork):
         """Yield keys and values ``[B, Hkv, T, D]`` of every layer, for tokens with the target's
         states ``[B, T, feature_size]`` at `positions` ``[B or 1, T]``."""
         states = self.hidden_norm(self.fc(features))
-        cos, _, sin = self.rotation(states, positions)
+        cos, _, sin = self.angles.at(states, positions)
         rotation = cos[:, None], sin[:, None]
         for layer in self.layers:
             attends: Any = layer.self_attn
@@ -96,19 +97,26 @@ class DFlashNetwork(RotaryNetwork):
             keys = rotated(attends.k_norm(keys).transpose(1, 2), *rotation)
             yield keys, values.transpose(1, 2)
 
-    def forward(self, embeds: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self,
+        embeds: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        rows: RowLengths | None = None,
+    ) -> Tensor:
         """Return the states of blocks of tokens, ``[B, T, H]``, as the output head reads them, from
-        embeddings at positions ``[B or 1, T]``, with attention over the block and the context."""
-        cos, sin, signed = self.rotation(embeds, positions)
-        if self.operators is not None:
-            heads = self.operators.heads
+        embeddings at positions ``[B or 1, T]``, with attention over the block and the context.
+        Fused layers need `rows`, the lengths of the context."""
+        if self.operators is not None and rows is not None:
+            heads, tables = self.operators.heads, self.angles.rotation(embeds, positions, rows)
 
             def attend(number: int, product: Tensor) -> Tensor:
-                return attention(number, *heads(number, product, cos, sin, len(embeds)))
+                return attention(number, *heads(number, product, tables, len(embeds)))
 
             states, _ = self.operators.through(embeds, attend)
         else:
-            states, rotation = embeds, (cos[:, None], signed[:, None])
+            cos, _, sin = self.angles.at(embeds, positions)
+            states, rotation = embeds, (cos[:, None], sin[:, None])
             for layer in self.layers:
                 states = layer(states, rotation, attention)
         normed: Tensor = self.norm(states)
@@ -214,7 +222,8 @@ class DFlashPasses(HeadPasses):
     def _prepare(self, width: int, counts: RowCounts | None) -> Tensor:
         cache = self.features.cache
         cache.prepare(width, None if counts is None or counts.all(width) else counts)
-        self._runs.reach(cache.rows.capacity)
+        if self._runs.angles.reached < cache.rows.capacity:
+            self._runs.angles.reach(cache.rows.capacity, self._runs.norm.weight)
         return query_positions(cache.rows.base, cache.rows.counts, width)
 
     def _read(self, tokens: Tensor, counts: RowCounts | None) -> Tensor:
@@ -226,7 +235,7 @@ class DFlashPasses(HeadPasses):
         plain = isinstance(weight, Tensor)
         embeds = F.embedding(tokens, weight) if plain else self._embed(tokens)
         embeds = embeds.to(self.dtype) * self.config.embedding_scale
-        out: Tensor = self._runs(embeds, positions, attention)
+        out: Tensor = self._runs(embeds, positions, attention, cache.rows)
         return out
 
     def _masks(self, positions: Tensor) -> list[Tensor | None]:

@@ -81,7 +81,7 @@ class EagleNetwork(RotaryNetwork):
     ) -> Tensor:
         """Return the state after each token, ``[B, T, H]``, before the final norm of EAGLE-3, as
         `read` does, at positions ``[B or 1, T or 1]`` and with attention over all pairs."""
-        cos, _, sin = self.rotation(states, positions)
+        cos, _, sin = self.angles.at(states, positions)
         rotation = cos[:, None], sin[:, None]
         for number, layer in enumerate(self.layers):
             first = None
@@ -101,14 +101,15 @@ class EagleNetwork(RotaryNetwork):
     def read(self, embeds: Tensor, states: Tensor, where: Where, cache: RollbackCache) -> Tensor:
         positions, mask = where
         if self.operators is None:
+            assert positions is not None
             attention = partial(attend, cache, [mask] * len(self._numbers))
             out: Tensor = self(embeds, states, positions, attention)
             return out
-        cos, sin, _ = self.rotation(states, positions.expand(-1, embeds.shape[1]))
+        rotation = self.angles.rotation(states, positions, cache.rows)
         states, first = self._entering(self.layers[0], embeds, states)
         # (States of a verifier may be a slice.)
         states = states.contiguous()
-        return self.operators.run(states, (cos, sin), mask, cache, first=first)[0]
+        return self.operators.run(states, rotation, mask, cache, first=first)[0]
 
     def fused(self) -> CachedLayers | None:
         return cached_layers(self, self.layers, self._numbers, all_known=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedd
 from .. import arguments, rooms
 from ..kv_cache import RollbackCache
 from ..levels.base import InputBlock, Ints, LevelOutput, PromptBatch
-from ..levels.fused import CachedLayers, epsilon_of, has_operators, is_norm, pack_layers
+from ..levels.fused import Angles, CachedLayers, epsilon_of, has_operators, is_norm, pack_layers
 from ..levels.models import ModelLevel, changes_of
 from ..levels.products import replaced
 from ..ops import verification
@@ -42,13 +42,12 @@ if TYPE_CHECKING:
 # Called with a layer's number, queries [B, H, T, D], keys and values [B, Hkv, T, D] of the new
 # tokens: returns the attention's output [B, T, H, D] over these and cached keys.
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-Rotation = tuple[Tensor, Tensor]  # cosines and sines
-Where = tuple[Tensor, Tensor | None]  # positions of pairs, and their mask
+Rotation = tuple[Tensor, Tensor]  # cosines and sines of a pass's tokens
+Where = tuple[Tensor | None, Tensor | None]  # positions of pairs, and their mask
 
 _Network = TypeVar("_Network", bound="HeadNetwork")
 _Drafter = TypeVar("_Drafter", bound="HeadDrafter")
 _Passes = TypeVar("_Passes", bound="HeadPasses")
-_FOLLOW_LENGTH = ("dynamic", "longrope")  # rope types that depend on the longest position
 
 
 class HeadConfig:
@@ -85,11 +84,13 @@ class HeadNetwork(nn.Module):
 
     Attributes:
         operators: the fused layers of a `packed` network; None: not fused.
+        angles: rotary angles of `read`; None: a module's.
         longest: maximum tokens of a pass by fused layers, which needs no mask for a chain.
     """
 
     config: HeadConfig
     operators: CachedLayers | None = None
+    angles: Angles | None = None
     longest = 0
 
     def packed(self: _Network) -> _Network:
@@ -118,13 +119,10 @@ class HeadNetwork(nn.Module):
             embeds, states: ``[B, T, H]``, of the tokens, and after the token before each.
             where: positions of the pairs, ``[B or 1, T or 1]`` int64, and the additive mask,
                 ``[B or 1, 1, T, N]``. Mask None: a token sees all slots, or, in a pass of at most
-                `longest` tokens, earlier slots.
+                `longest` tokens, earlier slots. Positions None, in such a pass: after the earlier.
             cache: has the earlier pairs, and is prepared for these.
         """
         raise NotImplementedError
-
-    def reach(self, count: int) -> None:
-        """Precompute values that depend only on positions below `count`."""
 
     def carried(self, states: Tensor) -> Tensor:
         """Return a step's states as the next step of a draft reads them."""
@@ -152,39 +150,27 @@ class RotaryNetwork(HeadNetwork):
             self.embed_tokens = nn.Embedding(vocab_size, width)
         if heads:
             self.lm_head = nn.Linear(width, config.draft_vocab_size or vocab_size, bias=False)
-        self._rotary: LlamaRotaryEmbedding | None = None
-        # Cosines, sines, and sines for `rotated`, of positions 0 ... P-1, [3, P, D] (`reach`).
-        self.rotations: Tensor | None
-        self.register_buffer("rotations", None, persistent=False)
+        kind = config.layer.rope_parameters["rope_type"]
+        self.angles: Angles = Angles(_Rotary(config.layer), kind)
 
     @property
     def drawn_weights(self) -> list[Tensor]:
         """Weights with a row for each id of the draft vocabulary."""
         return [self.lm_head.weight]
 
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def reach(self, count: int) -> None:
-        """Compute cosines and sines of positions below `count` once, unless they depend on the
-        longest position."""
-        if self.rotations is not None and self.rotations.shape[1] >= count:
-            return
-        if self.config.layer.rope_parameters["rope_type"] in _FOLLOW_LENGTH:
-            return
-        like = next(self.parameters())
-        self.rotations, numbers = None, torch.arange(count, device=like.device)
-        self.rotations = torch.stack([x[0] for x in self.rotation(like, numbers[None])])
 
-    def rotation(self, like: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-        """Return cosines and sines of `positions`, and sines for `rotated`, in the dtype of `like`;
-        ``[B, T, D]`` each."""
-        known = self.rotations
-        if known is not None and known.dtype == like.dtype:
-            return known[:, positions].unbind()
-        # Created here: it has no weights, and the constructor may run on the meta device.
-        if self._rotary is None or self._rotary.inv_freq.device != like.device:
-            self._rotary = LlamaRotaryEmbedding(self.config.layer).to(like.device)
-        cos, sin = self._rotary(like, positions)
+class _Rotary:
+    """Llama's rotary positions, by the configuration `layer`: cosines, sines, and sines for
+    `rotated`."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer, self._module = layer, cast(Any, None)
+
+    def __call__(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # Created here: it has no weights, and a network may be built on the meta device.
+        if self._module is None or self._module.inv_freq.device != like.device:
+            self._module = LlamaRotaryEmbedding(self._layer).to(like.device)
+        cos, sin = self._module(like, positions)
         signed = sin.clone()
         signed[..., : sin.shape[-1] // 2].neg_()
         return cos, sin, signed
@@ -340,7 +326,10 @@ class HeadPasses:
             parts = (self._runs, self._embed, self._head)
             weights = [x for module in parts for x in (*module.parameters(), *module.buffers())]
             self._weights = rooms.MemoryKey(self.network, weights + self.id_map.tensors)
-        return self.features.reserve_span(tokens, self._weights, followed)
+        more: tuple[Hashable, ...] = (self._weights,)
+        if (angles := self._runs.angles) is not None:
+            more += (angles.key(self.features.cache.rows.capacity, next(self._runs.parameters())),)
+        return self.features.reserve_span(tokens, more, followed)
 
     def captured(
         self,
@@ -431,8 +420,10 @@ class HeadPasses:
 
     def _pass(self, tokens: Tensor, states: Tensor, where: Where) -> Tensor:
         cache = self.features.cache
-        self._runs.reach(cache.rows.capacity)
         embeds = self._embed(tokens).to(states.dtype)
+        angles, capacity = self._runs.angles, cache.rows.capacity
+        if angles is not None and angles.reached < capacity:
+            angles.reach(capacity, embeds)
         return self._runs.read(embeds, states, where, cache)
 
 

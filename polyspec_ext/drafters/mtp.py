@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kv_cache import RollbackCache
-from ..levels.fused import CachedLayers, cached_layers
+from ..levels.fused import Angles, CachedLayers, cached_layers
 from ..levels.models import ModelLevel, cache_name, decoder_layers
 from . import checkpoint
 from .checkpoint import Target
@@ -179,11 +179,13 @@ class MTPNetwork(HeadNetwork):
 
     def read(self, embeds: Tensor, states: Tensor, where: Where, cache: RollbackCache) -> Tensor:
         x, (positions, mask) = self.fc(self.paired(embeds, states)), where
-        positions = positions.expand(x.shape[:2])
         if self.operators is not None:
-            rotation = self._rotary[0](x, positions)
+            assert self.angles is not None
+            rotation = self.angles.rotation(x, positions, cache.rows)
             fused: Tensor = self.norm(self.operators.run(x, rotation, mask, cache)[0])
             return fused
+        assert positions is not None
+        positions = positions.expand(x.shape[:2])
         options: dict[str, Any] = {self._cache_name: cache, "position_ids": positions}
         if _is_indexed(self.config.blocks):
             options[self._cache_name] = _Indexed(cache, self.config.blocks.num_hidden_layers)
@@ -198,8 +200,10 @@ class MTPNetwork(HeadNetwork):
         return normed
 
     def fused(self) -> CachedLayers | None:
-        numbers = range(len(self.layers))
-        return cached_layers(self, self.layers, numbers) if self._rotary[0] is not None else None
+        rotary, numbers = self._rotary[0], range(len(self.layers))
+        layers = None if rotary is None else cached_layers(self, self.layers, numbers)
+        self.angles = None if layers is None else Angles(rotary, rotary.rope_type)
+        return layers
 
 
 def _is_indexed(text: Any) -> bool:

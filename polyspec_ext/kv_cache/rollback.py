@@ -330,15 +330,15 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 before the tree. Positions follow the path to a node. Call `keep_path` after the
                 last pass of the tree.
             depth: maximum tokens of a path of the tree; None: T.
-            masked: False: the model applies the causal mask of a chain itself, so that a mask is
-                returned only for a window that hides more, or for a tree.
+            masked: False: the model itself applies the causal mask of a chain, and counts positions
+                from the lengths. Both are returned for a tree, and for a window that hides more.
             near: (window, sinks): a query sees the `window` latest tokens, itself included, and the
                 `sinks` first tokens, in layers without a window of their own. None: all.
 
         Returns:
             Keyword arguments of the model: attention_mask, ``[B or 1, 1, T, N]`` in the cache's
             dtype (a dict by layer type if layers differ), or None if the model's causal mask
-            suffices; position_ids, ``[B or 1, T]`` int64."""
+            suffices; position_ids, ``[B or 1, T]`` int64, or None if the model counts."""
         if type(tokens) is not int or type(counts) not in _COUNTS or not 0 < tokens <= _SIZE_MAX:
             tokens = arguments.integer("tokens", tokens, _SIZE_MAX, 1)
             counts = None if counts is None else self._of_rows("counts", counts)
@@ -385,6 +385,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Compute mask and positions of a pass that has begun from the tensors of lengths."""
         rows, tree = self.rows, None
+        if parents is None and not masked:
+            return {"attention_mask": None, "position_ids": None}
         if parents is None:
             positions = query_positions(rows.base, rows.counts, tokens)
         else:
@@ -398,8 +400,6 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 inside = torch.arange(tokens, device=positions.device) < rows.counts[:, None]
                 last = (rows.base - 1).clamp_min(0)
                 positions = torch.where(inside, positions, last[:, None])
-        if not masked and tree is None:
-            return {"attention_mask": None, "position_ids": positions}
         by_type: dict[str, Tensor] = {}
         for name, layer in self._of_type.items():
             by_type[name] = additive(layer.visible(positions, tree, near), self.dtype)

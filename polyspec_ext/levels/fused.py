@@ -27,9 +27,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from .. import progress
+from .. import progress, rooms
 from ..kv_cache import RollbackCache, device_of
-from ..kv_cache.layers import attended, takes
+from ..kv_cache.layers import attended, query_positions, takes
+from ..kv_cache.lengths import RowLengths
 from ..kv_cache.rollback import Slots
 from ..ops import decoder as operators
 from ..ops.decoder import DecoderLayers, LayerParts, LayerShape
@@ -130,6 +131,66 @@ def use_grouped(made: nn.Module) -> None:
             module.config = copies[id(before)]
 
 
+# ---- rotary positions ----------------------------------------------------------------------------
+
+# Tables of cosines and sines, ``[P, D]``, and positions, as of `ops.decoder.rotary_append`.
+Rotation = tuple[Tensor, Tensor, Tensor | None]
+_FOLLOW_LENGTH = ("dynamic", "longrope")  # rope types that depend on the longest position
+
+
+class Angles:
+    """Cosines and sines by position, computed once, unless they depend on the longest position.
+
+    Args:
+        compute: returns cosines, sines and any further values ``[B, T, D]``, in the dtype and on
+            the device of its first argument, of positions ``[B, T]``.
+        kind: rope type.
+
+    Attributes:
+        tables: of each value ``[P, D]``; empty: not computed.
+        reached: P, or 0.
+    """
+
+    def __init__(self, compute: Callable[[Tensor, Tensor], Sequence[Tensor]], kind: str) -> None:
+        self._compute, self._fixed = compute, kind not in _FOLLOW_LENGTH
+        self._whole: Tensor | None = None  # all tables
+        self.tables: tuple[Tensor, ...] = ()
+        self.reached = 0
+
+    def reach(self, count: int, like: Tensor) -> None:
+        """Compute the values of `count` or more positions, in the dtype of `like`."""
+        if self._fixed:
+            with torch.inference_mode(False), torch.no_grad():  # readable outside of inference mode
+                numbers = torch.arange(max(count, 2 * self.reached), device=like.device)[None]
+                self._whole = torch.stack([x[0] for x in self._compute(like, numbers)])
+                self.tables, self.reached = self._whole.unbind(), numbers.shape[1]
+
+    def key(self, count: int, like: Tensor) -> rooms.MemoryKey:
+        """Return a key of the tables, computed for `count` positions."""
+        if self.reached < count:
+            self.reach(count, like)
+        return rooms.MemoryKey(self, self.tables)
+
+    def at(self, like: Tensor, positions: Tensor) -> Sequence[Tensor]:
+        """Return the values of `positions`, ``[B, T]``, which are below `reached` if it is not 0:
+        ``[B, T, D]`` each."""
+        if self._whole is None or self._whole.dtype != like.dtype:
+            return self._compute(like, positions)
+        return self._whole[:, positions].unbind()
+
+    def rotation(self, like: Tensor, positions: Tensor | None, rows: RowLengths) -> Rotation:
+        """Return the angles of a pass, in the dtype of `like`, ``[B, T, any]``, over a cache with
+        the lengths `rows`. `positions`: ``[B or 1, T or 1]``; None: after these lengths."""
+        if self.reached < rows.capacity:
+            self.reach(rows.capacity, like)
+        if self._fixed:
+            return self.tables[0], self.tables[1], positions
+        if positions is None:
+            positions = query_positions(rows.base, rows.counts, like.shape[1])
+        cosine, sine = (x.flatten(0, 1) for x in self._compute(like, positions)[:2])
+        return cosine, sine, torch.arange(len(cosine), device=like.device).view(positions.shape)
+
+
 # ---- layers of known families --------------------------------------------------------------------
 
 # Families: transformers' module name to class prefix.
@@ -180,7 +241,7 @@ class CachedLayers:
     def run(
         self,
         x: Tensor,
-        rotation: tuple[Tensor, Tensor],
+        rotation: Rotation,
         mask: Any,
         cache: RollbackCache,
         taken: Sequence[int] = (),
@@ -190,7 +251,7 @@ class CachedLayers:
 
         Args:
             x, taken, first: as in `through`.
-            rotation: cosines and sines, ``[B or 1, T, D]``.
+            rotation: of `Angles`.
             mask: of `RollbackCache.inputs`.
 
         Returns:
@@ -206,7 +267,7 @@ class CachedLayers:
             masks = [mask[kind] if isinstance(mask, dict) else mask for kind in cache.types]
 
             def appended(number: int, product: Tensor) -> Tensor:
-                query, keys, values = self.heads(number, product, *rotation, len(x))
+                query, keys, values = self.heads(number, product, rotation, len(x))
                 keys, values = cache.update(keys, values, numbers[number])
                 seen = masks[numbers[number]]
                 return attended(query, keys, values, seen, self.shape.scale, causal)
@@ -233,14 +294,14 @@ class CachedLayers:
         return states, entering
 
     def heads(
-        self, number: int, product: Tensor, cosine: Tensor, sine: Tensor, batch: int
+        self, number: int, product: Tensor, rotation: Rotation, batch: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values from the product of a layer's `attention_in`, as
         `ops.decoder.rotary` does."""
         layer, (heads, groups, _, epsilon, _) = self.layers[number], self.shape
         norms = layer.query_norm, layer.key_norm, epsilon
         sizes = batch, heads, groups
-        return operators.rotary(product, layer.attention_bias, cosine, sine, *sizes, *norms)
+        return operators.rotary(product, layer.attention_bias, *rotation, *sizes, *norms)
 
     def through(
         self,
@@ -421,6 +482,8 @@ class StackedPass:
         self.model, self.layers = model, layers
         self.native = native  # a single call, where operators write keys and values
         self.longest = layers.longest if native is None else 0  # of passes without a mask
+        rotary = model.model.rotary_emb
+        self.angles = Angles(rotary, rotary.rope_type)
         self._entered = frozenset(range(len(layers.numbers)))  # layers with a state before them
         head = model.get_output_embeddings()
         self._head = head.function() if isinstance(head, DenseLinear) else head
@@ -449,9 +512,11 @@ class StackedPass:
         """
         body = self.model.model
         x, norm = body.embed_tokens(tokens), body.norm
-        rotation = body.rotary_emb(x, inputs["position_ids"])
         taken = sorted(self._entered.intersection(hidden_layers))
         rows, mask, numbers = cache.rows, inputs["attention_mask"], self.layers.numbers
+        rotation = *self.angles.tables[:2], inputs["position_ids"]
+        if self.angles.reached < rows.capacity:
+            rotation = self.angles.rotation(x, inputs["position_ids"], rows)
         slots: Slots | None = None
         if self.native is not None and not isinstance(mask, dict):
             slots = rows.memory.get(numbers) or cache.memory_of(numbers)

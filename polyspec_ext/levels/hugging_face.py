@@ -599,8 +599,12 @@ class HuggingFaceLevel(ModelLevel):
                 self._runs, itertools.chain(self._runs.parameters(), self._runs.buffers())
             )
         lengths, ready = ([], ()) if self._member is None else self._member.reserve_span()
+        angles = None
+        if self._stacked is not None:
+            weight = self._runs.model.norm.weight
+            angles = self._stacked.angles.key(self.cache.rows.capacity, weight)
         span: rooms.MemoryKey | None = self.cache.reserve_span(
-            tokens, (ready, self._weights), lengths
+            tokens, (ready, self._weights, angles), lengths
         )
         return span
 

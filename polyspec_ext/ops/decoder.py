@@ -182,7 +182,8 @@ turn queries and keys by their positions: ``x cosine + (-second half of x, first
 Args:
     x: [B T, (heads + 2 groups) D].
     bias: [(heads + 2 groups) D], added to `x` first, and rounded; None: nothing.
-    cosine, sine: [B or 1, T, D]; D even, up to 512.
+    cosine, sine: [P, D], angles of each position; D even, up to 512.
+    positions: [B or 1, T or 1] int64, any strides; outside of [0, P) they count as the nearest.
     batch: B.
     heads: of the queries.
     groups: heads of keys and of values.
@@ -198,6 +199,7 @@ that status [B] int32.
 
 Args:
     x, bias, cosine, sine: as of `rotary`.
+    positions: as of `rotary`; None: token i of row b has the position ``lengths[b] + i``.
     cache_keys, cache_values: [B, groups, C, D] in the dtype of `x`, any strides but unit stride
         along the last dimension. Written.
     lengths, counts: as of `append`.
@@ -211,14 +213,16 @@ def _attended(query: Tensor, key: object, value: Tensor, *_: object) -> Tensor:
 
 
 def _rotated(x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    _, cosine, _, batch, heads, groups, *_ = arguments
-    return tuple(x.new_empty(batch, n, *cosine.shape[1:]) for n in (heads, groups, groups))
+    _, cosine, _, _, batch, heads, groups, *_ = arguments
+    sizes = len(x) // max(batch, 1), cosine.shape[1]
+    return tuple(x.new_empty(batch, n, *sizes) for n in (heads, groups, groups))
 
 
 def _rotated_into(x: Tensor, *arguments: Any) -> Appended:
-    _, cosine, _, keys, _, lengths, _, heads, *_ = arguments
+    _, cosine, _, _, keys, _, lengths, _, heads, *_ = arguments
     batch = len(keys)
-    return x.new_empty(batch, heads, *cosine.shape[1:]), lengths.new_empty(batch, dtype=torch.int32)
+    query = x.new_empty(batch, heads, len(x) // max(batch, 1), cosine.shape[1])
+    return query, lengths.new_empty(batch, dtype=torch.int32)
 
 
 def _lengths(index: int) -> Callable[..., Appended]:
@@ -331,7 +335,7 @@ class DecoderLayers:
 
         Args:
             x: [B, T, N] float32 or bfloat16, like all other float tensors; contiguous.
-            cosine, sine: [B or 1, T, D], as of `rotary`.
+            cosine, sine, positions: as of `rotary_append`.
             mask, causal: as of `attention`; mask [B or 1, 1, T, span].
             keys, values: of each layer [B, groups, C, D], the same strides in all layers. Written.
             lengths, counts: as of `append`.

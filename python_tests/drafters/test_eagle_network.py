@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from eagle_heads import Reference, Variant, save, target_of, variants, weights_of
 from told import draft_input, drawn_from, prompts, rounds_of, told
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import polyspec_ext as ps
 from polyspec_ext.drafters.eagle import load_head
@@ -81,12 +83,16 @@ def test_rotations_that_were_computed_ahead(kind: str, tmp_path: Path) -> None:
     plain = {first: at(first) for first in (0, 7, 90)}
     assert (plain[0] - plain[7]).abs().max() > 1e-3
     with torch.inference_mode():
-        network.reach(10)
-    assert (network.rotations is None) == (kind == "dynamic")
+        network.angles.reach(10, states)
     assert at(7).equal(plain[7])
     for count in (93, 20):
-        network.reach(count)
-        assert all(at(first).equal(plain[first]) for first in (0, 7, 90))
+        network.angles.reach(count, states)
+        with mock.patch.object(LlamaRotaryEmbedding, "forward", side_effect=AssertionError):
+            if kind == "dynamic":
+                with pytest.raises(AssertionError):
+                    at(7)
+                continue
+            assert all(at(first).equal(plain[first]) for first in (0, 7, 90))
 
 
 def test_many_pairs_behind_others(tmp_path: Path) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from small_models import wide
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import polyspec_ext as ps
+from polyspec_ext.kv_cache.lengths import RowLengths
 from polyspec_ext.levels import BatchedLevel, HuggingFaceLevel
 from polyspec_ext.levels.base import InputBlock
+from polyspec_ext.levels.fused import Angles
 from polyspec_ext.tensors import RowCounts
 
 _MODELS: dict[str, dict[str, Any]] = {
@@ -79,6 +84,35 @@ def test_one_call_is_layer_by_layer_bit_for_bit(kind, dtype, copy, monkeypatch) 
     monkeypatch.setattr(stacked.layers, "longest", 0)
     for mine, *wanted in zip(at_once, by_operator, _everything(level), strict=True):
         assert all(map(mine.equal, wanted))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("kind", ["default", "linear", "llama3", "yarn", "dynamic"])
+def test_angles_are_the_modules(kind: str, dtype: torch.dtype) -> None:
+    """Computed at most five times for a text that grows to 600 tokens."""
+    rope = {
+        "rope_type": kind, "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
+    }  # fmt: skip
+    config = LlamaConfig(max_position_embeddings=512, head_dim=64, rope_parameters=rope)
+    module, same = LlamaRotaryEmbedding(config), LlamaRotaryEmbedding(config)
+    computed = mock.Mock(side_effect=module)
+    angles, rows = Angles(computed, kind), RowLengths(2, 64, 64, 1, torch.device("cpu"))
+    like = torch.zeros(2, 5, 1, dtype=dtype)
+    with torch.inference_mode():
+        for length in (0, 30, 59, 60, 250, 300, 590):
+            rows.assign(RowCounts([length, length // 2]))
+            rows.begin(5, None)
+            after = rows.base[:, None] + torch.arange(5)
+            for positions in (None, after, after[:, :1], after[:1]):
+                cosine, sine, at = angles.rotation(like, positions, rows)
+                at = after if at is None else at
+                wanted = same(like, after if positions is None else positions)
+                assert all(map(torch.equal, (cosine[at], sine[at]), wanted))
+                assert all(map(torch.equal, angles.at(like, after), same(like, after)))
+    if kind != "dynamic":
+        assert computed.call_count <= 5
+        assert not cosine.is_inference()
 
 
 def test_masks_by_type_of_layer() -> None:

@@ -887,6 +887,30 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
             "count: last, -1: last}",
             "levels/test_stack.py::test_modules_with_hooks_are_called[lm_head]",
         ),
+        "levels: graphs do not name the tables of angles that they read": (
+            "return rooms.MemoryKey(self, self.tables)",
+            "return rooms.MemoryKey(self, ())",
+            "runtime/test_device_trees.py::test_its_steps_are_captured[third tree]",
+        ),
+        "levels: angles that follow the longest position are computed once": (
+            'FOLLOW_LENGTH = ("dynamic", "longrope")',
+            'FOLLOW_LENGTH = ("longrope",)',
+            "levels/test_stack.py::test_angles_are_the_modules[dynamic-torch.float32]",
+            "drafters/test_eagle_network.py::test_rotations_that_were_computed_ahead[dynamic]",
+        ),
+    },
+    "csrc/src/core/layer_math.hpp": {
+        "ops: positions outside of the tables of angles are read": (
+            "return (at < p.angles ? at : p.angles - 1) * p.width;",
+            "return at * p.width;",
+            "ops/test_layer.py::test_positions_outside_of_the_tables_are_the_nearest_inside",
+        ),
+        "ops: every new token of a row has the first one's position": (
+            "  at += token * p.position_step;\n",
+            "",
+            "ops/test_layer.py::test_heads_are_appended_as_by_themselves[torch.float32]",
+            "ctest decoder_test",
+        ),
     },
     "polyspec_ext/levels/gguf.py": {
         "levels: queries of a GGUF file stay in llama.cpp's order": (

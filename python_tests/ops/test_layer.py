@@ -14,7 +14,7 @@ from polyspec_ext.ops.decoder import add_rms_norm as add_norm
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 EPSILON = 1e-5
-HEADS, GROUPS, WIDTH = 6, 2, 32
+HEADS, GROUPS, WIDTH, ANGLES = 6, 2, 32, 60
 NO_NORMS = None, None, 0.0
 
 
@@ -22,10 +22,15 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> t
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def turns(rows: int, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    angles = 20 * numbers(rows, tokens, WIDTH // 2, seed=5)
+def turns(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Angles of ANGLES positions."""
+    angles = 20 * numbers(ANGLES, WIDTH // 2, seed=5)
     both = torch.cat([angles, angles], -1)
     return both.cos().to(dtype), both.sin().to(dtype)
+
+
+def positions(rows: int, tokens: int) -> torch.Tensor:
+    return torch.randint(ANGLES, (rows, tokens), generator=torch.Generator().manual_seed(6))
 
 
 def product(rows: int, dtype: torch.dtype) -> torch.Tensor:
@@ -55,23 +60,34 @@ def test_is_the_norm(width: int, dtype: torch.dtype) -> None:
 def test_heads_are_turned_as_transformers_turns_them(dtype: torch.dtype) -> None:
     from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb  # slow to load
 
-    for batch, tokens, rows in ((1, 1, 1), (3, 4, 1), (2, 5, 2)):
+    cosine, sine = turns(dtype)
+    for batch, tokens, shape in ((1, 1, (1, 1)), (3, 4, (1, 4)), (2, 5, (2, 5)), (3, 2, (3, 1))):
         x, bias = product(batch * tokens, dtype), product(1, dtype)[0]
-        cosine, sine = turns(rows, tokens, dtype)
+        at = positions(*shape)
         for given in (None, bias):
             whole = x if given is None else x + given
             each = whole.view(batch, tokens, -1, WIDTH).transpose(1, 2)
             query, key, value = each.split([HEADS, GROUPS, GROUPS], 1)
-            wanted = (*apply_rotary_pos_emb(query, key, cosine, sine), value)
-            made = rotary(x, given, cosine, sine, batch, HEADS, GROUPS, *NO_NORMS)
-            assert all(one.equal(other) for one, other in zip(made, wanted, strict=True))
-            assert all(one.is_contiguous() for one in made)
+            wanted = (*apply_rotary_pos_emb(query, key, cosine[at], sine[at]), value)
+            for same in (at, at.t().contiguous().t()):
+                made = rotary(x, given, cosine, sine, same, batch, HEADS, GROUPS, *NO_NORMS)
+                assert all(one.equal(other) for one, other in zip(made, wanted, strict=True))
+                assert all(one.is_contiguous() for one in made)
+
+
+def test_positions_outside_of_the_tables_are_the_nearest_inside() -> None:
+    x, angles = product(4, torch.float32), turns(torch.float32)
+    sizes = 1, HEADS, GROUPS, *NO_NORMS
+    outside = torch.tensor([[-(2**63), -1, ANGLES, 2**63 - 1]])
+    inside = outside.clamp(0, ANGLES - 1)
+    made, wanted = (rotary(x, None, *angles, at, *sizes) for at in (outside, inside))
+    assert all(one.equal(other) for one, other in zip(made, wanted, strict=True))
 
 
 @DTYPES
 def test_heads_have_norms_of_their_own(dtype: torch.dtype) -> None:
     """As `rms_norm` of every head of queries and keys, after the bias and before the rotation."""
-    x, bias, (cosine, sine) = product(6, dtype), product(1, dtype)[0], turns(1, 3, dtype)
+    x, bias, angles = product(6, dtype), product(1, dtype)[0], (*turns(dtype), positions(1, 3))
     norms = [3 * numbers(WIDTH, dtype=dtype, seed=seed) for seed in (6, 7)]
     query, key, value = (
         part.reshape(-1, WIDTH)
@@ -79,15 +95,15 @@ def test_heads_have_norms_of_their_own(dtype: torch.dtype) -> None:
     )
     normed = [rms_norm(part, norm, EPSILON) for part, norm in zip((query, key), norms, strict=True)]
     whole = torch.cat([part.view(6, -1) for part in (*normed, value)], 1)
-    wanted = rotary(whole, None, cosine, sine, 2, HEADS, GROUPS, *NO_NORMS)
-    made = rotary(x, bias, cosine, sine, 2, HEADS, GROUPS, *norms, EPSILON)
+    wanted = rotary(whole, None, *angles, 2, HEADS, GROUPS, *NO_NORMS)
+    made = rotary(x, bias, *angles, 2, HEADS, GROUPS, *norms, EPSILON)
     assert all(one.equal(other) for one, other in zip(made, wanted, strict=True))
 
 
 @DTYPES
 def test_heads_are_appended_as_by_themselves(dtype: torch.dtype) -> None:
-    """Rows of several lengths, padding, and a row that is full."""
-    x, bias, (cosine, sine) = product(12, dtype), product(1, dtype)[0], turns(3, 4, dtype)
+    """Rows of several lengths, padding, and a row that is full; positions after the lengths."""
+    x, bias, angles = product(12, dtype), product(1, dtype)[0], turns(dtype)
     norms = numbers(WIDTH, dtype=dtype, seed=6), numbers(WIDTH, dtype=dtype, seed=7), EPSILON
     lengths = torch.tensor([0, 5, 9])
     for given, counts, heads in (
@@ -96,23 +112,26 @@ def test_heads_are_appended_as_by_themselves(dtype: torch.dtype) -> None:
         (bias, torch.tensor([0, 4, 3]), norms),
     ):
         caches = [numbers(3, GROUPS, 11, 2 * WIDTH, dtype=dtype)[..., :WIDTH] for _ in range(4)]
-        query, key, value = rotary(x, given, cosine, sine, 3, HEADS, GROUPS, *heads)
+        after = lengths[:, None] + torch.arange(4)
+        at = positions(3, 4) if given is None else after
+        query, key, value = rotary(x, given, *angles, at, 3, HEADS, GROUPS, *heads)
         _, wanted = append(*caches[:2], key, value, lengths, counts)
+        stated = None if at is after else at
         made, status = rotary_append(
-            x, given, cosine, sine, *caches[2:], lengths, counts, HEADS, *heads
+            x, given, *angles, stated, *caches[2:], lengths, counts, HEADS, *heads
         )
         assert made.equal(query)
         assert status.equal(wanted)
         assert caches[2].equal(caches[0])
         assert caches[3].equal(caches[1])
     assert CacheStatus(int(status[2])) == CacheStatus.CACHE_FULL
-    good = x, None, cosine, sine, *caches[:2], lengths, None, HEADS, *NO_NORMS
+    good = x, None, *angles, None, *caches[:2], lengths, None, HEADS, *NO_NORMS
     for place, wrong, message in (
-        (4, caches[0][0], "cache_keys: expected 4 dimensions, got 3"),
-        (4, caches[0][..., :16], "cache_values: expected size 16 in dimension 3"),
-        (5, caches[0].double(), "cache_values: expected the dtype of x"),
-        (6, lengths[1:], "lengths: expected size 3 in dimension 0, got 2"),
-        (8, 0, "batch, heads, groups: expected"),
+        (5, caches[0][0], "cache_keys: expected 4 dimensions, got 3"),
+        (5, caches[0][..., :16], "cache_values: expected size 16 in dimension 3"),
+        (6, caches[0].double(), "cache_values: expected the dtype of x"),
+        (7, lengths[1:], "lengths: expected size 3 in dimension 0, got 2"),
+        (9, 0, "batch, heads, groups: expected"),
     ):
         with pytest.raises(RuntimeError, match=message):
             rotary_append(*good[:place], wrong, *good[place + 1 :])
@@ -134,11 +153,10 @@ def calls(dtype: torch.dtype, tokens: int) -> list[Callable[[slice], torch.Tenso
     """Each on some of the tokens; outputs by token."""
     x, residual = numbers(tokens, 900, dtype=dtype), numbers(tokens, 900, dtype=dtype, seed=3)
     weight, wide = numbers(900, dtype=dtype, seed=4), product(tokens, dtype)
-    cosine, sine = turns(1, tokens, dtype)
+    angles, at = turns(dtype), positions(1, tokens)
 
     def turned(part: slice) -> torch.Tensor:
-        given = [one[:, part].contiguous() for one in (cosine, sine)]
-        made = rotary(wide[part], None, *given, 1, HEADS, GROUPS, *NO_NORMS)
+        made = rotary(wide[part], None, *angles, at[:, part], 1, HEADS, GROUPS, *NO_NORMS)
         return torch.cat([one[0].transpose(0, 1).flatten(1) for one in made], 1)
 
     return [
@@ -218,42 +236,44 @@ def test_refusals() -> None:
         add_norm(x, x[:2], weight, 1.0)
     with pytest.raises(RuntimeError, match="x: expected an even size in dimension 1, got 63"):
         gated(x[:, 1:].contiguous())
-    wide, (cosine, sine) = product(4, torch.float32), turns(1, 2, torch.float32)
-    good = wide, None, cosine, sine, 2, HEADS, GROUPS
+    wide, (cosine, sine), at = product(4, torch.float32), turns(torch.float32), positions(2, 2)
+    few, sizes = [one[:, :3].contiguous() for one in (cosine, sine)], (2, HEADS, GROUPS)
+    good = wide, None, cosine, sine, at, *sizes
     for given, message in (
-        ((wide, None, cosine, sine, 3, HEADS, GROUPS), "x: expected size 6 in dimension 0, got 4"),
-        ((wide, None, cosine[0], sine, 2, HEADS, GROUPS), "cosine: expected 3 dimensions, got 2"),
-        ((wide, None, cosine, sine[:, :1], 2, HEADS, GROUPS), "sine: expected size 2 in dimension"),
-        ((wide, wide[0, 1:], cosine, sine, 2, HEADS, GROUPS), "bias: expected size 320"),
-        ((wide, None, cosine, sine, 2, 0, GROUPS), "batch, heads, groups: expected"),
-        (
-            (wide[:, :30].contiguous(), None, cosine[..., :3].contiguous(),
-             sine[..., :3].contiguous(), 2, HEADS, GROUPS),
-            "width: expected an even number",
-        ),
-        ((*good, cosine[0, 0, 1:], cosine[0, 0], 1.0), "query_norm: expected size 32 in dimension"),
-        ((*good, cosine[0, 0], None, 1.0), "key_norm: expected a pointer, given null"),
-        ((*good, cosine[0, 0], cosine[0, 0], 0.0), "epsilon: expected > 0, given 0"),
-    ):  # fmt: skip
+        ((*good[:5], 3, HEADS, GROUPS), "x: expected as many rows for each of 3, got 4"),
+        ((wide, None, cosine[0], sine, at, *sizes), "cosine: expected 2 dimensions, got 1"),
+        ((wide, None, cosine, sine[1:], at, *sizes), "sine: expected size 60 in dimension"),
+        ((wide, None, cosine[:0], sine[:0], at, *sizes), "angles: expected >= 1, given 0"),
+        ((*good[:4], at[0], *sizes), "positions: expected 2 dimensions, got 1"),
+        ((*good[:4], at.repeat(1, 2), *sizes), "positions: expected size 2 in dimension 1, got 4"),
+        ((*good[:4], at.int(), *sizes), "positions: expected int64"),
+        ((wide, wide[0, 1:], *good[2:]), "bias: expected size 320"),
+        ((*good[:5], 2, 0, GROUPS), "batch, heads, groups: expected"),
+        ((wide[:, :30].contiguous(), None, *few, *good[4:]), "width: expected an even number"),
+        ((*good, cosine[0, 1:], cosine[0], 1.0), "query_norm: expected size 32 in dimension"),
+        ((*good, cosine[0], None, 1.0), "key_norm: expected a pointer, given null"),
+        ((*good, cosine[0], cosine[0], 0.0), "epsilon: expected > 0, given 0"),
+    ):
         with pytest.raises(RuntimeError, match=message):
-            rotary(*(*given, *NO_NORMS)[:10])
+            rotary(*(*given, *NO_NORMS)[:11])
 
 
 def test_the_operators() -> None:
     x, weight = numbers(3, 64), numbers(64)
-    wide, (cosine, sine) = product(4, torch.float32), turns(1, 2, torch.float32)
+    wide, angles = product(4, torch.float32), turns(torch.float32)
     own, check = torch.ops.polyspec, torch.library.opcheck
     check(own.rms_norm.default, (x, weight, EPSILON))
     check(own.add_rms_norm.default, (x, x + 1, weight, EPSILON))
     check(own.gated.default, (x,))
     norms = numbers(WIDTH), numbers(WIDTH, seed=1), EPSILON
     for bias, heads in ((None, (None, None, 0.0)), (wide[0].clone(), norms)):
-        check(own.rotary.default, (wide, bias, cosine, sine, 2, HEADS, GROUPS, *heads))
+        given = wide, bias, *angles, positions(2, 2), 2, HEADS, GROUPS, *heads
+        check(own.rotary.default, given)
     caches = numbers(2, GROUPS, 8, WIDTH), numbers(2, GROUPS, 8, WIDTH, seed=1)
     lengths = torch.tensor([0, 3])
     check(
         own.rotary_append.default,
-        (wide, None, cosine, sine, *caches, lengths, None, HEADS, *norms),
+        (wide, None, *angles, None, *caches, lengths, None, HEADS, *norms),
     )
     assert rms_norm(x[:0], weight, EPSILON).shape == (0, 64)
     assert gated(x[:0]).shape == (0, 32)

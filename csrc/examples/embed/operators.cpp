@@ -259,8 +259,7 @@ static void block_product() {
 static void layer() {
   constexpr int64_t kTokens = 2, kWidth = 32;  // one head of queries, one of keys and values
   std::vector<float> x(kTokens * 3 * kWidth, 1), weight(kWidth, 1), y(x), query(kTokens * kWidth);
-  std::vector<float> cosine(kTokens * kWidth, 1), sine(kTokens * kWidth), keys(8 * kWidth),
-      values(keys);
+  std::vector<float> cosine(8 * kWidth, 1), sine(8 * kWidth), keys(8 * kWidth), values(keys);
   const int64_t length = 3;
   int32_t status;
   run(polyspec::rms_norm({kTokens, kWidth, polyspec::DType::kFloat32, 1e-6f, x.data(), nullptr,
@@ -272,8 +271,11 @@ static void layer() {
   turn.tokens = kTokens;
   turn.width = kWidth;
   turn.x = x.data();
+  turn.angles = 8;
   turn.cosine = cosine.data();
   turn.sine = sine.data();
+  turn.positions = &length;  // of the first token
+  turn.position_step = 1;
   turn.query = query.data();
   turn.key = y.data();
   turn.value = y.data() + kTokens * kWidth;
@@ -335,8 +337,10 @@ static void decoder_layers() {
   params.width = params.head_width = params.gated_width = kWidth;
   params.epsilon = 1e-6f;
   params.x = x.data();
+  params.angles = 1;
   params.cosine = cosine.data();
   params.sine = sine.data();
+  params.positions = &length;
   params.capacity = kCapacity;
   params.span = 1;
   params.key_stride[0] = params.key_stride[1] = kCapacity * kWidth;

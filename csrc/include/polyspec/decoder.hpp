@@ -61,8 +61,11 @@ struct DecoderParams {
   float epsilon = 0.0f;                           // of the norms
   float scale = 1.0f;                             // of the scores
   const void* x = nullptr;                        // [b, t, n]
-  const void *cosine = nullptr, *sine = nullptr;  // [b or 1, t, d]
-  bool same_positions = false;                    // they have one row for all b
+  // As of RotaryParams.
+  int64_t angles = 0;                             // p >= 1
+  const void *cosine = nullptr, *sine = nullptr;  // [p, d]
+  const int64_t* positions = nullptr;
+  int64_t position_stride[2] = {}, position_step = 0;
   // The cache: new keys and values begin at slot `lengths`, and queries see slots [0, span).
   int64_t capacity = 0, span = 0;
   int64_t key_stride[3] = {}, value_stride[3] = {};  // of every layer: from one row, head and slot

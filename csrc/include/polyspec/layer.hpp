@@ -45,9 +45,12 @@ struct RotaryParams {
   // or nullptr both.
   const void *query_norm = nullptr, *key_norm = nullptr;
   float epsilon = 0.0f;          // > 0, of these norms
-  const void* cosine = nullptr;  // [b or 1, t, d]
-  const void* sine = nullptr;    // [b or 1, t, d]
-  bool same_positions = false;   // cosine and sine have one row for all b
+  int64_t angles = 0;            // p >= 1; a position outside of [0, p) counts as the nearest inside
+  const void* cosine = nullptr;  // [p, d]
+  const void* sine = nullptr;    // [p, d]
+  // Token i of row b has the position positions[b * stride[0] + i * stride[1]] + i * position_step.
+  const int64_t* positions = nullptr;
+  int64_t position_stride[2] = {}, position_step = 0;
   void *query = nullptr, *key = nullptr, *value = nullptr;  // [b, h, t, d], [b, g, t, d] out
 };
 

@@ -281,9 +281,12 @@ class Pass {
     turn.query_norm = layer.query_norm;
     turn.key_norm = layer.key_norm;
     turn.epsilon = p_.epsilon;
+    turn.angles = p_.angles;
     turn.cosine = p_.cosine;
     turn.sine = p_.sine;
-    turn.same_positions = p_.same_positions;
+    turn.positions = p_.positions;
+    std::copy(p_.position_stride, p_.position_stride + 2, turn.position_stride);
+    turn.position_step = p_.position_step;
     turn.query = at_.query;
     turn.key = at_.key;
     turn.value = at_.value;

@@ -40,6 +40,11 @@ Result check_turn(const RotaryParams& p, bool appends) {
   const Result sizes = check_sizes("batch, tokens, heads, groups, width",
                                    {p.batch, p.tokens, std::max(p.heads, p.groups), 3, p.width});
   if (!sizes.ok()) return sizes;
+  if (p.angles < 1) return expected("angles", ">= 1", p.angles);
+  if (const Result table = check_sizes("angles, width", {p.angles, p.width}); !table.ok())
+    return table;
+  if (p.position_step < 0 || p.position_step > 1)
+    return expected("position_step", "0 or 1", p.position_step);
   const bool norms = p.query_norm != nullptr || p.key_norm != nullptr;
   if (norms && !(p.epsilon > 0.0f))
     return invalid("epsilon: expected > 0, given %g", double(p.epsilon));
@@ -49,6 +54,7 @@ Result check_turn(const RotaryParams& p, bool appends) {
                       {"key_norm", p.key_norm, norms},
                       {"cosine", p.cosine},
                       {"sine", p.sine},
+                      {"positions", p.positions},
                       {"query", p.query},
                       {"key", p.key, !appends},
                       {"value", p.value, !appends}});

@@ -52,6 +52,15 @@ POLYSPEC_FN float turned(float x, float other, float cosine, float sine) {
   return rounded<T>(x * cosine) + rounded<T>(other * sine);
 }
 
+// Where the angles of token `number` of all rows begin.
+POLYSPEC_FN int64_t angles_at(const RotaryParams& p, int64_t number) {
+  const int64_t row = number / p.tokens, token = number % p.tokens;
+  int64_t at = p.positions[row * p.position_stride[0] + token * p.position_stride[1]];
+  at = at < 0 ? 0 : at < p.angles ? at : p.angles;  // no sum overflows
+  at += token * p.position_step;
+  return (at < p.angles ? at : p.angles - 1) * p.width;
+}
+
 // exp(-|x|) decides on which side of 1 the exponential lies, so that none overflows.
 POLYSPEC_FN float silu(float x) {
   const float size = bit_cast<float>(bit_cast<uint32_t>(x) & 0x7fffffffu);

@@ -63,8 +63,7 @@ struct HeadsAt {
 template <class T>
 POLYSPEC_FN void split_token(const RotaryParams& p, int64_t number, HeadsAt<T> query,
                              HeadsAt<T> key, HeadsAt<T> value) {
-  const int64_t d = p.width;
-  const int64_t at = (p.same_positions ? number % p.tokens : number) * d;
+  const int64_t d = p.width, at = angles_at(p, number);
   const T* const cosine = static_cast<const T*>(p.cosine) + at;
   const T* const sine = static_cast<const T*>(p.sine) + at;
   const T* bias = static_cast<const T*>(p.bias);

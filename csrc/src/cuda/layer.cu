@@ -179,7 +179,7 @@ __device__ __forceinline__ void split_head(HeadShared& shared, const RotaryParam
     }
     return;
   }
-  const int64_t at = (p.same_positions ? number % p.tokens : number) * d;
+  const int64_t at = core::angles_at(p, number);
   const T* const cosine = static_cast<const T*>(p.cosine) + at;
   const T* const sine = static_cast<const T*>(p.sine) + at;
   POLYSPEC_ROLLED

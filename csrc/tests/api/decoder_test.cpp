@@ -101,13 +101,12 @@ struct Text {
   }
 
   DecoderParams params(const float* x, int64_t tokens) {
-    turns.assign(static_cast<size_t>(2 * tokens * kHead), 0.0f);
-    for (int64_t t = 0; t < tokens; ++t) {
+    turns.assign(static_cast<size_t>(2 * kCapacity * kHead), 0.0f);
+    for (int64_t t = 0; t < kCapacity; ++t) {
       for (int64_t i = 0; i < kHead; ++i) {
-        const float angle =
-            static_cast<float>(length + t) / static_cast<float>(1 + i % (kHead / 2));
+        const float angle = static_cast<float>(t) / static_cast<float>(1 + i % (kHead / 2));
         turns[static_cast<size_t>(t * kHead + i)] = std::cos(angle);
-        turns[static_cast<size_t>((tokens + t) * kHead + i)] = std::sin(angle);
+        turns[static_cast<size_t>((kCapacity + t) * kHead + i)] = std::sin(angle);
       }
     }
     DecoderParams p;
@@ -123,9 +122,11 @@ struct Text {
     p.epsilon = 1e-5f;
     p.scale = 0.2f;
     p.x = x;
+    p.angles = kCapacity;
     p.cosine = turns.data();
-    p.sine = turns.data() + tokens * kHead;
-    p.same_positions = true;
+    p.sine = turns.data() + kCapacity * kHead;
+    p.positions = &length;
+    p.position_step = 1;
     p.capacity = kCapacity;
     p.span = length + tokens;
     for (int64_t (*stride)[3] : {&p.key_stride, &p.value_stride}) {

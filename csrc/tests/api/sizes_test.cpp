@@ -63,6 +63,7 @@ void test_layers(Sizes& sizes) {
   turn.heads = sizes.any();
   turn.groups = sizes.any();
   turn.width = sizes.multiple_of(32);
+  turn.angles = sizes.any();
   expect_nothing_to_do(rotary(turn), {turn.batch, turn.tokens});
   GatedParams gates;
   gates.tokens = sizes.any();

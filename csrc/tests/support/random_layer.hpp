@@ -102,13 +102,22 @@ class RotaryCase : public LayerCase {
         tokens_(1 + random_.below(6)),
         heads_(1 + random_.below(6)),
         groups_(1 + random_.below(3)),
-        same_(random_.chance(0.5)) {
+        angles_(1 + random_.below(20)) {
     const int64_t widths[] = {2, 6, 32, 64, 128, 130, 512};
     width_ = random_.one_of(widths);
-    const int64_t features = (heads_ + 2 * groups_) * width_, places = same_ ? 1 : batch_;
+    const int64_t features = (heads_ + 2 * groups_) * width_;
     x_ = put_odd(batch_ * tokens_ * features);
-    cosine_ = put(places * tokens_ * width_);
-    sine_ = put(places * tokens_ * width_);
+    cosine_ = put(angles_ * width_);
+    sine_ = put(angles_ * width_);
+    // Of all tokens, of a row's tokens, of a row, or the first of a row; some are outside.
+    const int64_t strides[][2] = {{tokens_, 1}, {0, 1}, {1, 0}, {1, 0}};
+    const int64_t kind = random_.below(4);
+    std::copy(strides[kind], strides[kind] + 2, position_stride_);
+    position_step_ = kind == 3;
+    std::vector<int64_t> positions(static_cast<size_t>(batch_ * tokens_));
+    for (int64_t& position : positions) position = random_.below(angles_ + 4) - 2;
+    if (random_.chance(0.1)) positions[0] = random_.chance(0.5) ? INT64_MAX : INT64_MIN;
+    positions_ = inputs.put(positions);
     if (random_.chance(0.5)) bias_ = put(features);
     if (random_.chance(0.4)) {
       query_norm_ = put(width_);
@@ -129,9 +138,12 @@ class RotaryCase : public LayerCase {
     p.dtype = dtype_;
     p.x = in + x_;
     p.epsilon = 1e-6f;
+    p.angles = angles_;
     p.cosine = in + cosine_;
     p.sine = in + sine_;
-    p.same_positions = same_;
+    Knobs::point(in, positions_, &p.positions);
+    std::copy(position_stride_, position_stride_ + 2, p.position_stride);
+    p.position_step = position_step_;
     if (bias_ != kNone) p.bias = in + bias_;
     if (query_norm_ != kNone) {
       p.query_norm = in + query_norm_;
@@ -146,9 +158,9 @@ class RotaryCase : public LayerCase {
   }
 
  protected:
-  int64_t batch_, tokens_, heads_, groups_, width_;
-  bool same_;
-  size_t x_, cosine_, sine_, query_;
+  int64_t batch_, tokens_, heads_, groups_, angles_, width_;
+  int64_t position_stride_[2], position_step_;
+  size_t x_, cosine_, sine_, positions_, query_;
   size_t bias_ = kNone, query_norm_ = kNone, key_norm_ = kNone, key_ = kNone, value_ = kNone;
 };
 
