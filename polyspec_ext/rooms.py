@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .levels.shared_cache import Member as Member
     from .levels.shared_cache import require_same_shape as require_same_shape
     from .levels.stateful import StatefulLevel as StatefulLevel
+    from .levels.users import checked_level as checked_level
     from .planning.planner import load_or_plan as load_or_plan
     from .planning.store import ChainFile as ChainFile
     from .policies.adaptive import RoundRecorder as RoundRecorder
@@ -89,6 +90,7 @@ NAMES = {
     ),
     "levels.shared_cache": ("Member", "require_same_shape"),
     "levels.stateful": ("StatefulLevel",),
+    "levels.users": ("checked_level",),
     "planning.planner": ("load_or_plan",),
     "planning.store": ("ChainFile",),
     "policies.adaptive": ("RoundRecorder", "named"),

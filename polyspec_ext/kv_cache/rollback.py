@@ -352,28 +352,30 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         base = 0 if rows.first else rows.at
         shortest = self._near if near is None else min(self._near, near[0])
         if parents is not None or base is None or not rows.span == rows.bound <= shortest:
-            masked = masked or rows.span > shortest
-            return self._computed(tokens, parents, depth, masked, near)
+            return self._computed(tokens, parents, depth, masked | (rows.span > shortest), near)
         if self._positions.shape[1] < base + tokens:
-            table = torch.arange(max(rows.capacity, base + tokens), device=rows.device)
-            self._positions = table[None]
+            self._extend_positions(base + tokens)
         mask = None
         # A first pass is causal by itself, and a single new token sees all slots.
         if masked and base and tokens > 1 and rows.on_cpu and tokens <= _STRIP:
-            mask = self._causal_mask(base, tokens)
+            if self._strip.shape[1] < base + _STRIP:
+                self._extend_strip(base)
+            before = self._strip.shape[1] - _STRIP - base
+            mask = self._strip[:tokens].narrow(1, before, base + tokens)[None, None]
         positions = self._positions.narrow(1, base, tokens)
         return {"attention_mask": mask, "position_ids": positions}
 
-    def _causal_mask(self, base: int, tokens: int) -> Tensor:
-        # A view of the mask of _STRIP queries after the longest text so far. (On other devices
-        # attention requires aligned masks.)
-        if self._strip.shape[1] < base + _STRIP:
-            longest = max(self.rows.capacity, base)
-            hidden = torch.finfo(self.dtype).min
-            strip = torch.full((_STRIP, longest + _STRIP), hidden, dtype=self.dtype)
-            self._strip = strip.triu_(longest + 1)
-        before = self._strip.shape[1] - _STRIP - base
-        return self._strip[:tokens].narrow(1, before, base + tokens)[None, None]
+    def _extend_strip(self, base: int) -> None:
+        # The mask of _STRIP queries after `longest` tokens; views of it are masks of short passes.
+        # (On other devices attention requires aligned masks.)
+        longest = max(self.rows.capacity, base)
+        hidden = torch.finfo(self.dtype).min
+        strip = torch.full((_STRIP, longest + _STRIP), hidden, dtype=self.dtype)
+        self._strip = strip.triu_(longest + 1)
+
+    def _extend_positions(self, count: int) -> None:
+        table = torch.arange(max(self.rows.capacity, count), device=self.rows.device)
+        self._positions = table[None]
 
     def _computed(
         self,
