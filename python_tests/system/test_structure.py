@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,6 @@ import polyspec_ext
 from polyspec_ext import rooms, tiny
 
 ROOT = Path(polyspec_ext.__file__).parent
-
-# Known errors. An entry that is not found any more fails the test as well, so they can only shrink.
-KNOWN_CYCLES: set[frozenset[str]] = set()
-KNOWN_FOLDER_CYCLES: set[frozenset[str]] = set()
-KNOWN_PRIVATE: set[tuple[str, str]] = set()
 
 # Folders, and modules that lie in none, from the ground up. Each imports from earlier rows only,
 # and from the root not at all.
@@ -95,36 +91,14 @@ def imports(name: str, tree: ast.Module, modules: Mapping[str, object], package:
     return {one for one in found if one in modules} - {name, f"{name.split('.')[0]}._C"}
 
 
-def cycles(graph: Mapping[str, set[str]]) -> set[frozenset[str]]:
-    """Sets of modules that reach each other (strongly connected components, by reachability)."""
-    reach: dict[str, set[str]] = {}
-    for start in graph:
-        seen: set[str] = set()
-        todo = list(graph[start])
-        while todo:
-            one = todo.pop()
-            if one not in seen:
-                seen.add(one)
-                todo += graph[one]
-        reach[start] = seen
-    return {
-        frozenset(other for other in reach[one] if one in reach[other])
-        for one in graph
-        if one in reach[one]
-    }
-
-
-def import_graph(trees: Mapping[str, ast.Module], root: Path, package: str) -> dict[str, set[str]]:
-    folders = {
-        ".".join([package, *path.parent.relative_to(root).parts])
-        for path in root.rglob("__init__.py")
-    }
-    return {name: imports(name, tree, trees, name in folders) for name, tree in trees.items()}
-
-
 def graph_of_the_package() -> dict[str, set[str]]:
     """Return the imports of the package but for `AT_FIRST_USE`."""
-    graph = import_graph(sources(ROOT, "polyspec_ext"), ROOT, "polyspec_ext")
+    trees = sources(ROOT, "polyspec_ext")
+    folders = {
+        ".".join(["polyspec_ext", *path.parent.relative_to(ROOT).parts])
+        for path in ROOT.rglob("__init__.py")
+    }
+    graph = {name: imports(name, tree, trees, name in folders) for name, tree in trees.items()}
     return {**graph, AT_FIRST_USE: set()}
 
 
@@ -182,13 +156,8 @@ def foreign_private_names(tree: ast.Module) -> Iterator[str]:
 
 
 def test_imports_form_no_cycle() -> None:
-    found = cycles(graph_of_the_package())
-    assert found == KNOWN_CYCLES, [sorted(one) for one in found ^ KNOWN_CYCLES]
-
-
-def test_folders_form_no_cycle() -> None:
-    found = cycles(folded(graph_of_the_package()))
-    assert found == KNOWN_FOLDER_CYCLES, [sorted(one) for one in found ^ KNOWN_FOLDER_CYCLES]
+    """A cycle is an error that names its modules."""
+    assert list(TopologicalSorter(graph_of_the_package()).static_order())
 
 
 def upward(graph: Mapping[str, set[str]], layers: Sequence[set[str]]) -> set[tuple[str, str]]:
@@ -356,15 +325,6 @@ def test_a_room_can_be_deleted(room: str, tmp_path: Path) -> None:
     assert run_without(tmp_path, rooms_that_need(room))
 
 
-def test_private_names_stay_in_their_file() -> None:
-    found = {
-        (module, name)
-        for module, tree in sources(ROOT, "polyspec_ext").items()
-        for name in foreign_private_names(tree)
-    }
-    assert found == KNOWN_PRIVATE, sorted(found ^ KNOWN_PRIVATE)
-
-
 # ---- sizes ---------------------------------------------------------------------------------------
 
 REPOSITORY = ROOT.parent
@@ -519,19 +479,13 @@ def test_a_chain_imports_no_more_than_it_did() -> None:
 
 @pytest.mark.parametrize("folder", ["benchmarks", "training"])
 def test_the_package_imports_nothing_that_builds_on_it(folder: str) -> None:
-    for module, tree in sources(ROOT, "polyspec_ext").items():
-        names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        names += [
-            one.name
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Import)
-            for one in node.names
-        ]
-        assert folder not in {name.partition(".")[0] for name in names}, module
+    of_it = re.compile(rf"^ *(from|import) {folder}\b", re.M)
+    found = [path for path in ROOT.rglob("*.py") if of_it.search(path.read_text(encoding="utf-8"))]
+    assert not found
 
 
-@pytest.mark.parametrize("folder", ["benchmarks", "training"])
-def test_what_builds_on_the_package_uses_public_names(folder: str) -> None:
+@pytest.mark.parametrize("folder", ["polyspec_ext", "benchmarks", "training"])
+def test_private_names_stay_in_their_file(folder: str) -> None:
     found = {
         (module, name)
         for module, tree in sources(REPOSITORY / folder, folder).items()
