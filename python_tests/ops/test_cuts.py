@@ -6,26 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from calls import blocks
 
 import polyspec_ext as ps
-
-B, K, V = 6, 3, 11
 
 
 @pytest.fixture
 def block(device: torch.device) -> dict[str, Any]:
-    """Return blocks with some accepted tokens; few token ids, so that an EOS occurs."""
-    draft = torch.randn(B, K, V, device=device)
-    target = torch.randn(B, K + 1, V, device=device)
-    target[:, :K] = draft + 0.3 * target[:, :K]
-    drawn = [ps.sample(draft[:, i], seed=3, position=i, level=2).tokens for i in range(K)]
-    return {
-        "target_logits": target,
-        "draft_tokens": torch.stack(drawn, 1),
-        "draft_logits": draft,
-        "seed": torch.arange(B, device=device),
-        "position": torch.arange(B, device=device) * 100,
-    }
+    return {**blocks(6, 3, 11, device=device), "draft_lengths": None}  # few ids: an EOS occurs
 
 
 def test_ids_in_every_form(block: dict[str, Any]) -> None:
@@ -33,7 +21,7 @@ def test_ids_in_every_form(block: dict[str, Any]) -> None:
     device = block["seed"].device
     first = int(ps.verify(**block).tokens[0, 0])
     as_tensor = torch.tensor([first], device=device, dtype=torch.int32)
-    for eos in (first, [first], (-1, first), as_tensor, as_tensor.expand(B, 1)):
+    for eos in (first, [first], (-1, first), as_tensor, as_tensor.expand(6, 1)):
         r = ps.verify(**block, eos=eos)
         assert r.num_emitted[0] == 1
         assert r.ended[0] == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import equal
+from calls import blocks, equal
 
 import polyspec_ext as ps
 
@@ -22,24 +22,6 @@ FILTERS: tuple[dict[str, Any], ...] = (
 )
 
 
-def blocks(batch: int, k: int, vocab: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Return blocks with about .7 of the tokens accepted; rows start at any address."""
-    pad = 3
-    draft = torch.randn(batch, k, vocab + pad)[..., :vocab]
-    target = torch.randn(batch, k + 1, vocab + pad)[..., :vocab]
-    target[:, :k] = draft + 0.4 * target[:, :k]
-    draft, target = draft.to(dtype), target.to(dtype)
-    drawn = [ps.sample(draft[:, i], seed=5, position=i, level=2) for i in range(k)]
-    return {
-        "target_logits": target,
-        "draft_tokens": torch.stack([d.tokens for d in drawn], 1),
-        "draft_logits": draft,
-        "draft_statistics": torch.stack([d.statistics for d in drawn], 1),
-        "seed": torch.arange(batch),
-        "draft_lengths": torch.arange(batch) % (k + 1),
-    }
-
-
 def on_gpu(options: dict[str, Any]) -> dict[str, Any]:
     return {n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in options.items()}
 
@@ -47,7 +29,7 @@ def on_gpu(options: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 10, 128256), (5, 3, 50257), (20, 2, 32000), (80, 2, 9001)])
 def test_verify(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    options = blocks(*shape, dtype)
+    options = blocks(*shape, dtype=dtype)
     for rule, filters in itertools.product(("token", "block"), FILTERS):
         call = {**options, **filters, "rule": rule, "draft_statistics": None}
         assert equal(ps.verify(**call), ps.verify(**on_gpu(call))), (rule, filters)
@@ -60,7 +42,7 @@ def test_verify(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
 
 
 def test_replay_with_other_seeds_lengths_and_ends() -> None:
-    options = on_gpu(blocks(4, 3, 40000, torch.bfloat16))
+    options = on_gpu(blocks(4, 3, 40000, dtype=torch.bfloat16))
     options |= {"room": torch.full((4,), 9).cuda(), "eos": torch.zeros(4, 2).long().cuda()}
     ps.verify(**options)
     torch.cuda.synchronize()
@@ -81,7 +63,7 @@ def test_replay_with_other_seeds_lengths_and_ends() -> None:
 
 
 def test_two_streams_at_once() -> None:
-    options = on_gpu(blocks(3, 4, 40000, torch.float16))
+    options = on_gpu(blocks(3, 4, 40000, dtype=torch.float16))
     alone = [ps.verify(**{**options, "seed": seed}) for seed in range(16)]
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(2)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import arguments_of, equal, pooled, ragged, slotted
+from calls import arguments_of, blocks, equal, pooled, ragged, slotted
 
 import polyspec_ext as ps
 
@@ -15,24 +15,11 @@ B, K, V, VD = 5, 3, 60, 50
 
 @pytest.fixture
 def block(device: torch.device) -> dict[str, Any]:
-    """Return a rectangular call: drafted blocks with some accepted tokens, parameters by
-    request."""
+    """Return a rectangular call with parameters by request."""
     torch.manual_seed(3)
-    draft = torch.randn(B, K, VD, device=device)
-    target = torch.randn(B, K + 1, V, device=device)
-    target[:, :K, :VD] = draft + 0.5 * target[:, :K, :VD]
-    temperature = 0.6 + 0.1 * torch.arange(B, device=device)
-    drawn = [ps.sample(draft[:, i], temperature=temperature, position=i, level=2) for i in range(K)]
-    return {
-        "target_logits": target,
-        "draft_tokens": torch.stack([d.tokens for d in drawn], 1),
-        "draft_logits": draft,
-        "draft_statistics": torch.stack([d.statistics for d in drawn], 1),
-        "draft_lengths": torch.arange(B, device=device) % (K + 1),
-        "temperature": temperature,
-        "seed": torch.arange(B, device=device) + 11,
-        "position": torch.arange(B, device=device) * 7,
-    }
+    each = torch.arange(B, device=device)
+    made = blocks(B, K, V, VD, device=device, temperature=0.6 + 0.1 * each)
+    return {**made, "seed": each + 11, "position": each * 7}
 
 
 WAYS = [(pooled,), (ragged,), (slotted,), (pooled, ragged), (pooled, ragged, slotted)]

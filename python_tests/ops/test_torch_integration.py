@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import arguments_of, equal
+from calls import arguments_of, blocks, equal
 
 import polyspec_ext as ps
 
@@ -24,20 +24,10 @@ def per_request(batch: int, device: torch.device) -> dict[str, torch.Tensor]:
     }
 
 
-def block(
-    batch: int, k: int, vocab: int, draft_vocab: int, device: torch.device
-) -> dict[str, torch.Tensor]:
-    """Return drafted blocks with tokens from the draft rows, so that some are accepted."""
-    draft = torch.randn(batch, k, draft_vocab, device=device)
-    target = torch.randn(batch, k + 1, vocab, device=device)
-    target[:, :k, :draft_vocab] = draft + 0.5 * target[:, :k, :draft_vocab]
-    drawn = [ps.sample(draft[:, i], seed=5, position=i, level=2).tokens for i in range(k)]
-    return {
-        "target_logits": target,
-        "draft_tokens": torch.stack(drawn, 1),
-        "draft_logits": draft,
-        "draft_lengths": torch.arange(batch, device=device) % (k + 1),
-    }
+def block(*sizes: int, device: torch.device) -> dict[str, Any]:
+    made = blocks(*sizes, device=device)
+    del made["draft_statistics"], made["seed"]
+    return made
 
 
 @pytest.mark.parametrize("tensors", [False, True])
@@ -77,14 +67,14 @@ def test_compiles_without_a_graph_break(dynamic: bool, device: torch.device) -> 
     torch._dynamo.reset()
     compiled = torch.compile(round_, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for batch in (3, 5):
-        options = block(batch, 2, 50, 40, device)
+        options = block(batch, 2, 50, 40, device=device)
         seed = torch.arange(batch, device=device) - 2
         assert equal(compiled(options, seed), round_(options, seed))
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_scalars_are_parameters_of_every_request(rule: str, device: torch.device) -> None:
-    options: dict[str, Any] = {**block(37, 4, 1000, 900, device), **per_request(37, device)}
+    options: dict[str, Any] = {**block(37, 4, 1000, 900, device=device), **per_request(37, device)}
     together = ps.verify(**options, rule=rule)
     assert 0 < int(together.num_accepted.sum()) < 37 * 4
     for i in range(37):
@@ -96,7 +86,7 @@ def test_scalars_are_parameters_of_every_request(rule: str, device: torch.device
 
 
 def test_strided_views(device: torch.device) -> None:
-    options: dict[str, Any] = block(4, 3, 77, 60, device)
+    options: dict[str, Any] = block(4, 3, 77, 60, device=device)
     tokens = options.pop("draft_tokens")
     expected = ps.verify(**options, draft_tokens=tokens, seed=9)
     wide = torch.full((4, 9), -7, device=device)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import arguments_of, equal, ragged_trees, slotted
+from calls import arguments_of, blocks, equal, ragged_trees, slotted
 
 import polyspec_ext as ps
 
@@ -48,12 +48,8 @@ def tree(device: torch.device, request: pytest.FixtureRequest) -> dict[str, Any]
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_chain_with_draft_rows_gets_what_verify_gives(device: torch.device, rule: str) -> None:
     k = 4
-    draft = torch.randn(B, k, V, device=device)
-    target = torch.randn(B, k + 1, V, device=device)
-    target[:, :k] += draft
-    drawn = [ps.sample(draft[:, i], position=i, level=2) for i in range(k)]
-    statistics = torch.stack([d.statistics for d in drawn], 1)
-    tokens = torch.stack([d.tokens for d in drawn], 1)
+    made = blocks(B, k, V, device=device)
+    target, tokens, draft, statistics, *_ = made.values()
     shared: dict[str, Any] = {"position": 3, "round": 5, "top_p": 0.9, "temperature": 0.8}
     shared["rule"] = rule
     ids = torch.arange(B * k, device=device).view(B, k)

@@ -9,11 +9,41 @@ import torch
 from torch.nn.functional import pad
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import polyspec_ext as ps
+
 
 def equal(a: Any, b: Any) -> bool:
     """Whether all tensors are bitwise equal, wherever they lie, with NaN equal to itself."""
     pairs = zip(a, b, strict=True)
     return all(x.cpu().nan_to_num(99.0).equal(y.cpu().nan_to_num(99.0)) for x, y in pairs)
+
+
+def blocks(
+    batch: int,
+    k: int,
+    vocab: int,
+    draft_vocab: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    **sampling: Any,
+) -> dict[str, Any]:
+    """Return drafted blocks of some lengths, some of their tokens to be accepted; rows start at any
+    address."""
+    width = vocab if draft_vocab is None else draft_vocab
+    draft = torch.randn(batch, k, width + 3, device=device)[..., :width]
+    target = torch.randn(batch, k + 1, vocab + 3, device=device)[..., :vocab]
+    target[:, :k, :width] = draft + 0.4 * target[:, :k, :width]
+    draft, target = draft.to(dtype), target.to(dtype)
+    drawn = [ps.sample(draft[:, i], **sampling, position=i, level=2) for i in range(k)]
+    return {
+        "target_logits": target,
+        "draft_tokens": torch.stack([d.tokens for d in drawn], 1),
+        "draft_logits": draft,
+        "draft_statistics": torch.stack([d.statistics for d in drawn], 1),
+        "draft_lengths": (k - torch.arange(batch, device=device)) % (k + 1),
+        "seed": torch.arange(batch, device=device),
+        **sampling,
+    }
 
 
 class _Spy(TorchDispatchMode):
