@@ -92,6 +92,8 @@ add_test(NAME cuda_on_cpu.shared_rows COMMAND shared_rows_test)
 polyspec_add_cuda_program(barrier_budget_test csrc/tests/cuda_on_cpu/barrier_budget_test.cpp KERNELS kernels_sm_90
                           DEFINE ${sm_90})
 add_test(NAME cuda_on_cpu.barrier_budget COMMAND barrier_budget_test)
+polyspec_add_cuda_program(attention_reads_test csrc/tests/cuda_on_cpu/attention_reads_test.cpp KERNELS kernels_sm_90)
+add_test(NAME cuda_on_cpu.attention_reads COMMAND attention_reads_test)
 
 # The Python module with these kernels for tensors on the CPU, for tests of whole chains.
 if(POLYSPEC_BUILD_PYTHON)
@@ -230,8 +232,8 @@ set(stream cuda/int4_stream.cuh)
 set(norm_waits "  wait_for_prerequisites();\n  POLYSPEC_ROLLED\n")
 polyspec_plant(never_waits cuda/layer.cu "${norm_waits}" "" "data race|without having waited" layer 20)
 polyspec_plant(reads_before_the_wait cuda/attention.cu
-               "  begin_kernel();\n  POLYSPEC_DYNAMIC_SHARED(AttentionShared, shared);\n"
-               "  POLYSPEC_DYNAMIC_SHARED(AttentionShared, shared);\n  load_queries<T>(shared, p, {0, 0, 0, 1});\n  begin_kernel();\n"
+               "  begin_kernel();\n  using Shared = AttentionShared<kMost>;\n  POLYSPEC_DYNAMIC_SHARED(Shared, shared);\n"
+               "  using Shared = AttentionShared<kMost>;\n  POLYSPEC_DYNAMIC_SHARED(Shared, shared);\n  if (threadIdx.x == 0) shared.factors[0] = to_float(*static_cast<const T*>(p.query));\n  begin_kernel();\n"
                "data race" attention 20)
 polyspec_plant(writes_before_the_wait cuda/layer.cu "${norm_waits}"
                "  if (threadIdx.x < n) y[threadIdx.x] = {};\n${norm_waits}" "data race" layer 20)
@@ -251,6 +253,13 @@ polyspec_plant(weights_not_awaited cuda/attention.cu "      __syncthreads();  //
 polyspec_plant(values_overwritten cuda/attention.cu "      __syncthreads();  // the values are read\n" "" "data race" attention 20)
 polyspec_plant(tiles_not_awaited cuda/attention.cu "wait_for_batches<kTiles - 1>();" "wait_for_batches<kTiles>();" "data race|check failed|without having waited" attention 20)
 polyspec_plant(one_key_more cuda/attention.cu "if (key < seen)" "if (key <= seen)" "check failed" attention 20)
+polyspec_plant(places_not_awaited cuda/attention.cu "  __syncthreads();  // the queries' places are there\n" "" "data race|SEGV" attention 20)
+polyspec_plant(highest_overwritten cuda/attention.cu "  __syncwarp();  // all lanes have the highest score before\n" "" "data race" attention 20)
+polyspec_plant(zeros_added cuda/attention.cu "< count ? weight : -0.0f" "< count ? weight : weight" "check failed" attention 60)
+polyspec_plant(rows_beyond_the_end cuda/attention.cu "row + u * kRows < end ? 16 : 0" "row + u * kRows < end + 64 ? 16 : 0" "SEGV|check failed|data race" attention 20)
+polyspec_plant(attention_sums_not_awaited cuda/attention.cu "  __syncthreads();  // the sums are there\n" "" "data race" attention 20)
+polyspec_plant(spans_not_awaited cuda/attention.cu "    __syncthreads();  // the spans are there\n" "" "data race" attention 20)
+polyspec_plant(spans_overwritten cuda/attention.cu "    if (first > 0) __syncthreads();  // the spans before are merged\n" "" "data race" attention 60)
 polyspec_plant(chunk_not_awaited cuda/int4.cu "wait_for_batches<kAhead - 1>();" "wait_for_batches<kAhead>();"
                "data race|int4 case" int4 20)
 polyspec_plant(chunk_overwritten cuda/int4.cu "stages[stage == 0 ? kAhead : stage - 1]" "stages[stage]"

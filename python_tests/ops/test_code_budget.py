@@ -66,8 +66,8 @@ LAYERS = {
         "rotary_append_kernel": 27.5,
         "gated_kernel": 3.75,
     },
-    # (Tiles that are copied ahead are more code, and a third less time on an H200.)
-    "attention": {"attention_kernel": 77.5, "merge_kernel": 7.75},
+    # Of this a launch runs a sixth: products and sums for one number of queries a thread.
+    "attention": {"attention_kernel": 61, "merge_kernel": 6.75},
     "int4": {
         "int4_product_kernel": 20.5,
         "int4_stream_kernel": 28,  # of these 1.5 for the gated activation and its division
@@ -281,6 +281,37 @@ STREAM_BUDGET = {1: 1.6, 2: 1.81, 4: 2.4}
 @pytest.fixture(scope="module")
 def int4_listing(tmp_path_factory: pytest.TempPathFactory) -> str:
     return listing_of("src/cuda/int4.cu", tmp_path_factory.mktemp("int4"))
+
+
+# Of attention in bfloat16, by queries of a CTA: the most instructions for each multiply-add where
+# threads have most queries, of scores and of values. Tensor cores would add in another order.
+ATTENTION_BUDGET = {16: (1.85, 1.41), 64: (1.34, 1.28)}
+
+
+def test_instructions_of_attention(tmp_path: Path) -> None:
+    found = {}
+    for symbol, code in instructions(listing_of("src/cuda/attention.cu", tmp_path)):
+        form = re.search(r"attention_kernelIN.*8BFloat16ELi(\d+)E", symbol)
+        if form is None:
+            continue
+        # A thread has 2 or 4 keys of 8 elements a step, and 4 keys of 2 elements of values.
+        queries = int(form[1])
+        of_scores, of_values = {16: (2 * 8 * 4, 4 * 2 * 8), 64: (4 * 8 * 8, 4 * 2 * 16)}[queries]
+        loads = {16: (2 + 2 * 4, 4 + 8), 64: (4 + 2 * 8, 4 + 16)}[queries]
+        counts = []
+        for adds, reads in zip((of_scores, of_values), loads, strict=True):
+            (loop,) = (
+                loop
+                for loop in (code[begin : end + 1] for begin, end in loops_of(code))
+                if sum("FFMA" in x for x in loop) == adds and sum("LDS" in x for x in loop) == reads
+            )
+            assert not any(re.search(r"\b(LDL|STL|LDG|LDGSTS|BAR)\b", x) for x in loop)
+            counts.append(sum(x[-1] != ":" for x in loop) / adds)
+        found[queries] = counts
+    assert found.keys() == ATTENTION_BUDGET.keys()
+    for queries, budgets in ATTENTION_BUDGET.items():
+        for count, most in zip(found[queries], budgets, strict=True):
+            assert count <= most, f"{queries}: {count:.3f} instructions a multiply-add"
 
 
 def hot_products(code: list[str], products: int) -> list[str]:

@@ -94,7 +94,9 @@ POLYSPEC_HD int64_t attention_spans(int64_t length) {
   return (length + kAttentionSpan - 1) / kAttentionSpan;
 }
 // Floats of a query's sums over a span: its sums, its weights in lanes, and its highest score.
-POLYSPEC_HD int64_t attention_kept(int64_t value_width) { return value_width + kSumLanes + 1; }
+POLYSPEC_HD constexpr int64_t attention_kept(int64_t value_width) {
+  return value_width + kSumLanes + 1;
+}
 
 // 2^x for x <= 0: 0 below -127, and NaN for a NaN.
 POLYSPEC_FN float weight_of(float x) {
@@ -119,10 +121,11 @@ POLYSPEC_FN int64_t keys_seen(const AttentionParams& p, int64_t row, int64_t tok
 }
 // The most that one of the queries [first, last) of a group does: query number i is that of token
 // i % tokens.
-POLYSPEC_FN int64_t longest_seen(const AttentionParams& p, int64_t row, int64_t first,
-                                 int64_t last) {
-  const bool whole = first / p.tokens != (last - 1) / p.tokens;  // a head's last token among them
-  return keys_seen(p, row, whole ? p.tokens - 1 : (last - 1) % p.tokens);
+template <class Index>
+POLYSPEC_FN int64_t longest_seen(const AttentionParams& p, int64_t row, Index first, Index last) {
+  const Index tokens = static_cast<Index>(p.tokens);
+  const bool whole = first / tokens != (last - 1) / tokens;  // a head's last token among them
+  return keys_seen(p, row, whole ? tokens - 1 : (last - 1) % tokens);
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

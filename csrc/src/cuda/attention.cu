@@ -1,10 +1,11 @@
 // Attention of a few queries over a cache on CUDA, with the sums of cpu/attention.cpp in the same
-// order: a CTA has up to eight queries that read the keys of one group, and a span of these keys.
-// Where there are several spans, a second launch merges them in order.
+// order: a CTA has queries that read the keys of one group, all of them up to 64, and a span of
+// these keys. Where there are several spans, a second launch merges them in order.
 //
 // Keys and values pass through shared memory in tiles, 256 bytes of 128 of them, copied two tiles
-// ahead: with few queries a CTA waits for memory more than it computes. A thread has the sums of
-// one key, and of two elements of values. Everything is fused multiply-adds.
+// ahead. A thread has the sums of a few keys with a few queries, and of two elements of values of a
+// few queries: the more, the fewer loads from shared memory. Everything is fused multiply-adds:
+// tensor cores add in an order that differs between devices, and no CPU has their bits.
 #include "core/kv_index.hpp"
 #include "core/layer_math.hpp"
 #include "cuda/attention.hpp"
@@ -19,36 +20,46 @@ using core::kSumLanes;
 using core::Lane16;
 using core::to_float;
 
-constexpr int kThreads = 256, kWarp = 32;
-constexpr int kQueries = kThreads / kWarp;  // of a CTA: a warp weighs the keys of each
+constexpr int kThreads = 256, kWarp = 32, kWarps = kThreads / kWarp;
 constexpr int kKeys = core::kAttentionKeys;
-constexpr int kHalves = kThreads / kKeys;  // of the queries; threads divide their scores
-constexpr int kVectors = 16;               // of 16 bytes, of a key in a tile
+constexpr int kVectors = 16;  // of 16 bytes, of a key in a tile
 constexpr int kRowBytes = 16 * kVectors;
-constexpr int kPitch = kRowBytes + 16;    // so that eight keys lie in different banks
-constexpr int kOwn = kQueries / kHalves;  // queries of a thread, at most
-constexpr int kLoads = kKeys * kVectors / kThreads;
+constexpr int kPitch = kRowBytes + 16;      // so that eight keys lie in different banks
+constexpr int kRows = kThreads / kVectors;  // that are copied at once
 constexpr int kTiles = 2;
-static_assert(kAttentionWidth / 2 * kHalves <= kThreads, "threads have two elements of a value");
 
+// What a CTA of up to kMost queries has. A few wait for memory, so that two CTAs share a
+// multiprocessor; many compute.
+template <int kMost>
+struct Form {
+  static constexpr bool kMany = kMost > kFewQueries;
+  static constexpr int kCtas = kMany ? 1 : 2;
+  static constexpr int kKeysEach = kMany ? 4 : 2;               // of a thread
+  static constexpr int kSplits = kThreads * kKeysEach / kKeys;  // of the queries
+  static constexpr int kStep = kMany ? 2 : 1;  // code for every count would take too long to load
+  static constexpr int kScores = kMost / kSplits;  // queries of a thread
+  static constexpr int kFloats = most_queries(kMost, kAttentionWidth) * kAttentionWidth;
+  static constexpr int kSums = kFloats / (2 * kAttentionWidth);  // queries of a thread
+  static_assert(kMost * kAttentionWidth / 2 <= kFloats && kMost / 4 <= kSums);
+};
+
+template <int kMost>
 struct AttentionShared {
-  alignas(16) float queries[kQueries][kAttentionWidth];
-  alignas(16) float scores[kQueries][kKeys];
+  alignas(16) float queries[Form<kMost>::kFloats];
+  alignas(16) float scores[kMost + Form<kMost>::kStep - 1][kKeys];
   alignas(16) unsigned char tiles[kTiles][kKeys * kPitch];
-  float factors[kQueries];
+  float lanes[kMost][kSumLanes];  // of the sums of weights
+  float highest[kMost];           // score
+  float factors[kMost];
+  int head[kMost], token[kMost];
+  int seen[kMost];  // keys of the span
 };
 
 // The queries of a CTA.
 struct Queries {
-  int64_t row, group, first;
+  int64_t row, group;
+  unsigned first;
   int count;
-
-  __device__ __forceinline__ int64_t head(const AttentionParams& p, int m) const {
-    return group * (p.heads / p.groups) + (first + m) / p.tokens;
-  }
-  __device__ __forceinline__ int64_t token(const AttentionParams& p, int m) const {
-    return (first + m) % p.tokens;
-  }
 };
 
 __device__ __forceinline__ float float_of(uint32_t word, int, float) {
@@ -60,67 +71,106 @@ __device__ __forceinline__ float float_of(uint32_t word, int half, BFloat16) {
 }
 
 template <class T>
-__device__ __forceinline__ const T* rows_of(const void* base, const int64_t (&stride)[3],
-                                            const Queries& of) {
-  return static_cast<const T*>(base) + of.row * stride[0] + of.group * stride[1];
+__device__ __forceinline__ const unsigned char* rows_of(const void* base,
+                                                        const int64_t (&stride)[3],
+                                                        const Queries& of, int64_t key) {
+  return reinterpret_cast<const unsigned char*>(static_cast<const T*>(base) + of.row * stride[0] +
+                                                of.group * stride[1] + key * stride[2]);
 }
 
-template <class T>
-__device__ __forceinline__ void load_queries(AttentionShared& shared, const AttentionParams& p,
-                                             const Queries& of) {
+// Where the queries lie, and that no key is summed up yet.
+template <int kMost>
+__device__ __forceinline__ void begin_queries(AttentionShared<kMost>& shared,
+                                              const AttentionParams& p, const Queries& of,
+                                              unsigned share, int64_t first_key) {
+  const int m = static_cast<int>(threadIdx.x);
+  if (m >= of.count) return;
+  const unsigned tokens = static_cast<unsigned>(p.tokens), token = (of.first + m) % tokens;
+  const int64_t seen = core::keys_seen(p, of.row, token) - first_key;
+  shared.head[m] = static_cast<int>(of.group * share + (of.first + m) / tokens);
+  shared.token[m] = static_cast<int>(token);
+  shared.seen[m] = static_cast<int>(seen < 0 ? 0 : seen < kAttentionSpan ? seen : kAttentionSpan);
+  shared.highest[m] = -core::kLargest;
+  for (int l = 0; l < kSumLanes; ++l) shared.lanes[m][l] = 0.0f;
+}
+
+// A warp loads its queries, several before it stores the first.
+template <class T, int kMost>
+__device__ __forceinline__ void load_queries(AttentionShared<kMost>& shared,
+                                             const AttentionParams& p, const Queries& of) {
+  constexpr int kAtOnce = Form<kMost>::kMany ? 4 : 2, kEach = kAttentionWidth / kWarp;
+  const int lane = threadIdx.x % kWarp, width = static_cast<int>(p.width);
   const float factor = p.scale * core::kLog2E;
-  for (int m = 0; m < kQueries; ++m) {
-    const T* query = nullptr;
-    if (m < of.count) {
-      query = static_cast<const T*>(p.query) + of.row * p.query_stride[0] +
-              of.head(p, m) * p.query_stride[1] + of.token(p, m) * p.query_stride[2];
+  POLYSPEC_ROLLED
+  for (int first = threadIdx.x / kWarp; first < of.count; first += kAtOnce * kWarps) {
+    float values[kAtOnce][kEach];
+    POLYSPEC_UNROLL
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int m = first + j * kWarps;
+      if (m >= of.count) break;
+      const T* const query = static_cast<const T*>(p.query) + of.row * p.query_stride[0] +
+                             shared.head[m] * p.query_stride[1] +
+                             shared.token[m] * p.query_stride[2] + lane;
+      POLYSPEC_UNROLL
+      for (int i = 0; i < kEach; ++i)
+        values[j][i] = i * kWarp < width ? to_float(query[i * kWarp]) * factor : 0.0f;
     }
-    for (int i = threadIdx.x; i < p.width; i += kThreads)
-      shared.queries[m][i] = query == nullptr ? 0.0f : to_float(query[i]) * factor;
+    POLYSPEC_UNROLL
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int m = first + j * kWarps;
+      if (m >= of.count) break;
+      POLYSPEC_UNROLL
+      for (int i = 0; i < kEach; ++i) {
+        if (i * kWarp < width) shared.queries[m * width + lane + i * kWarp] = values[j][i];
+      }
+    }
   }
 }
 
-// The tiles of a span: for each block the tiles of keys, then the tiles of values.
+// The tiles of a span in the order of their copies: for each block the tiles of keys, then the
+// tiles of values.
 template <class T>
 struct Tiles {
-  const T *keys, *values;
-  int64_t key_stride, value_stride;
-  int key_bytes, value_bytes;  // of a row
-  int of_keys, of_block;       // tiles of a block: of keys, and all
-  int end;                     // keys of the span
+  const unsigned char *keys, *values;
+  int64_t key_stride, value_stride;   // bytes
+  int key_bytes, value_bytes;         // of a row
+  int of_keys, of_block;              // tiles of a block: of keys, and all
+  int end;                            // keys of the span
+  int begin = 0, part = 0, slot = 0;  // of the next copy
 
   __device__ __forceinline__ Tiles(const AttentionParams& p, const Queries& of, int64_t first_key,
                                    int count)
-      : keys(rows_of<T>(p.key, p.key_stride, of) + first_key * p.key_stride[2]),
-        values(rows_of<T>(p.value, p.value_stride, of) + first_key * p.value_stride[2]),
-        key_stride(p.key_stride[2]),
-        value_stride(p.value_stride[2]),
+      : keys(rows_of<T>(p.key, p.key_stride, of, first_key)),
+        values(rows_of<T>(p.value, p.value_stride, of, first_key)),
+        key_stride(p.key_stride[2] * static_cast<int64_t>(sizeof(T))),
+        value_stride(p.value_stride[2] * static_cast<int64_t>(sizeof(T))),
         key_bytes(static_cast<int>(p.width * sizeof(T))),
         value_bytes(static_cast<int>(p.value_width * sizeof(T))),
         of_keys((key_bytes + kRowBytes - 1) / kRowBytes),
         of_block(of_keys + (value_bytes + kRowBytes - 1) / kRowBytes),
         end(count) {}
 
-  // Begins to copy tile `number`, a batch also after the last tile.
-  __device__ __forceinline__ void load(AttentionShared& shared, int number) const {
-    const int begin = number / of_block * kKeys, part = number % of_block;
-    if (begin < end) {
-      const bool of_key = part < of_keys;
-      const int bytes = of_key ? key_bytes : value_bytes;
-      const int64_t stride = (of_key ? key_stride : value_stride) * sizeof(T);
-      const unsigned char* const rows =
-          reinterpret_cast<const unsigned char*>(of_key ? keys : values) + begin * stride;
-      const int first = (of_key ? part : part - of_keys) * kRowBytes;
+  // Begins to copy the next tile, a batch also after the last tile.
+  __device__ __forceinline__ void load(unsigned char (&tiles)[kTiles][kKeys * kPitch]) {
+    const bool of_key = part < of_keys;
+    const int64_t stride = of_key ? key_stride : value_stride;
+    const int row = begin + static_cast<int>(threadIdx.x) / kVectors;
+    const int at = static_cast<int>(threadIdx.x) % kVectors * 16;
+    const int byte = (of_key ? part : part - of_keys) * kRowBytes + at;
+    if (begin < end && byte < (of_key ? key_bytes : value_bytes)) {
+      const unsigned char* const from = (of_key ? keys : values) + row * stride + byte;
+      unsigned char* const to = tiles[slot] + (row - begin) * kPitch + at;
       POLYSPEC_UNROLL
-      for (int u = 0; u < kLoads; ++u) {
-        const int at = static_cast<int>(threadIdx.x) + u * kThreads;
-        const int row = at / kVectors, byte = first + at % kVectors * 16;
-        const bool is_there = begin + row < end && byte < bytes;
-        copy_async(shared.tiles[number % kTiles] + row * kPitch + at % kVectors * 16,
-                   is_there ? rows + row * stride + byte : rows, is_there ? 16 : 0);
+      for (int u = 0; u < kKeys / kRows; ++u) {
+        copy_async(to + u * kRows * kPitch, from + u * kRows * stride,
+                   row + u * kRows < end ? 16 : 0);
       }
     }
     end_batch();
+    slot = (slot + 1) % kTiles;
+    if (++part < of_block) return;
+    part = 0;
+    begin += kKeys;
   }
 };
 
@@ -133,289 +183,390 @@ __device__ __forceinline__ void load_four(const float* from, float (&to)[4]) {
   }
 }
 
-// Sums of the products of this thread's key with its queries over `vectors` of a tile, from element
-// `at` of the key on.
-template <int kMine, class T>
-__device__ __forceinline__ void multiply_tile(const AttentionShared& shared,
-                                              const unsigned char* tile, int at, int vectors,
-                                              float (&sums)[kOwn]) {
+// run(integral_constant) of `count`, at most kMost, or up to kStep - 1 more.
+template <int kMost, int kStep, class Run>
+__device__ __forceinline__ void with_count(int count, const Run& run) {
+  if constexpr (kMost > kStep) {
+    if (count <= kMost - kStep) return with_count<kMost - kStep, kStep>(count, run);
+  }
+  run(std::integral_constant<int, kMost>());
+}
+
+// The keys and queries of which a thread has the scores: its own, and every kKeyThreads-th and
+// kSplits-th after them. The threads of a warp have the same queries.
+template <int kMost>
+struct Pairs {
+  static constexpr int kKeyThreads = kKeys / Form<kMost>::kKeysEach;
+  static_assert(kKeyThreads % kWarp == 0);
+  int key, query;
+
+  __device__ __forceinline__ Pairs()
+      : key(static_cast<int>(threadIdx.x) % kKeyThreads),
+        query(static_cast<int>(threadIdx.x) / kKeyThreads) {}
+  __device__ __forceinline__ int queries(int count) const {
+    return (count - query + Form<kMost>::kSplits - 1) / Form<kMost>::kSplits;
+  }
+};
+
+// Sums of the products of this thread's keys and queries over `vectors` of a tile. `queries`: from
+// the tile's first element on.
+template <int kMine, int kMost, class T>
+__device__ __forceinline__ void multiply_tile(
+    const float* queries, int width, const unsigned char* tile, int vectors,
+    float (&sums)[Form<kMost>::kKeysEach][Form<kMost>::kScores]) {
   constexpr int kEach = 4 / sizeof(T);  // elements of a word
-  const int key = threadIdx.x % kKeys, half = threadIdx.x / kKeys;
-  const Lane16* const mine = reinterpret_cast<const Lane16*>(tile + key * kPitch);
-  Lane16 vector = mine[0];
+  constexpr int kKeysEach = Form<kMost>::kKeysEach;
+  const Pairs<kMost> own;
+  queries += own.query * width;
+  tile += own.key * kPitch;
+  const auto keys = [&](int v, Lane16(&to)[kKeysEach]) {
+    POLYSPEC_UNROLL
+    for (int k = 0; k < kKeysEach; ++k)
+      to[k] = reinterpret_cast<const Lane16*>(tile + k * Pairs<kMost>::kKeyThreads * kPitch)[v];
+  };
+  Lane16 vector[kKeysEach];
+  keys(0, vector);
   POLYSPEC_ROLLED  // code beyond the instruction cache would cost more
       for (int v = 0; v < vectors; ++v) {
-    const Lane16 next = mine[v + 1 < vectors ? v + 1 : v];
+    Lane16 next[kKeysEach];
+    keys(v + 1 < vectors ? v + 1 : v, next);
     POLYSPEC_UNROLL
     for (int part = 0; part < kEach; ++part) {  // of four elements
-      float queries[kMine][4];
+      float query[kMine][4];
       POLYSPEC_UNROLL
       for (int j = 0; j < kMine; ++j)
-        load_four(&shared.queries[half + j * kHalves][at + (v * kEach + part) * 4], queries[j]);
+        load_four(queries + j * Form<kMost>::kSplits * width + (v * kEach + part) * 4, query[j]);
       POLYSPEC_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int number = (part * 4 + i) / kEach;  // of a word
-        const uint64_t both = number < 2 ? vector.low : vector.high;
-        const uint32_t word = static_cast<uint32_t>(both >> (number % 2 * 32));
-        const float value = float_of(word, i % kEach, T());
         POLYSPEC_UNROLL
-        for (int j = 0; j < kMine; ++j) sums[j] = __builtin_fmaf(value, queries[j][i], sums[j]);
+        for (int k = 0; k < kKeysEach; ++k) {
+          const uint64_t both = number < 2 ? vector[k].low : vector[k].high;
+          const uint32_t word = static_cast<uint32_t>(both >> (number % 2 * 32));
+          const float value = float_of(word, i % kEach, T());
+          POLYSPEC_UNROLL
+          for (int j = 0; j < kMine; ++j)
+            sums[k][j] = __builtin_fmaf(value, query[j][i], sums[k][j]);
+        }
       }
     }
-    vector = next;
+    POLYSPEC_UNROLL
+    for (int k = 0; k < kKeysEach; ++k) vector[k] = next[k];
   }
 }
-
-// A warp's state of its query.
-struct Weighed {
-  float highest;  // score
-  float lane;     // lanes below kSumLanes: a lane of the sum of weights
-};
 
 __device__ __forceinline__ float from_lane(float value, int lane) {
   return core::bit_cast<float>(__shfl_sync(0xffffffffu, core::bit_cast<uint32_t>(value), lane));
 }
 
-// Makes weights of the scores of this warp's query with the keys of a block, of which it sees the
-// first `seen`.
-template <class T>
-__device__ __forceinline__ void weigh(AttentionShared& shared, int m, int seen, const T* mask,
-                                      Weighed* query) {
+// What the mask adds to a query's scores with the keys of a block, of which it sees the first
+// `seen`; a lane has every 32nd of them.
+struct Masked {
+  float of[kKeys / kWarp];
+
+  template <class T>
+  __device__ __forceinline__ void load(const T* mask, int seen) {
+    POLYSPEC_UNROLL
+    for (int u = 0; u < kKeys / kWarp; ++u) {
+      const int key = static_cast<int>(threadIdx.x) % kWarp + u * kWarp;
+      of[u] = key < seen ? to_float(mask[key]) : 0.0f;
+    }
+  }
+};
+
+// Makes weights of the scores of a warp's query with the `count` keys of a block. After them come
+// -0, which times the zeros of a tile after its values change no sum.
+template <int kMost>
+__device__ __forceinline__ void weigh(AttentionShared<kMost>& shared, int m, int seen, int count,
+                                      bool is_masked, const Masked& mask) {
   const int lane = threadIdx.x % kWarp;
   float scores[kKeys / kWarp];
-  float highest = query->highest;
+  const float before = shared.highest[m];
+  float highest = before;
   POLYSPEC_UNROLL
   for (int u = 0; u < kKeys / kWarp; ++u) {
     const int key = lane + u * kWarp;
     float score = -core::kInfinity;
     if (key < seen) {
       score = shared.scores[m][key];
-      if (mask != nullptr) score = __builtin_fmaf(to_float(mask[key]), core::kLog2E, score);
+      if (is_masked) score = __builtin_fmaf(mask.of[u], core::kLog2E, score);
     }
     scores[u] = score;
     highest = score > highest ? score : highest;  // no NaN
   }
   highest = core::value_of(__reduce_max_sync(0xffffffffu, core::order_of(highest)));
-  float factor = 1.0f;
-  if (highest > query->highest) {
-    factor = core::weight_of(query->highest - highest);
-    query->highest = highest;
-  }
-  if (lane == 0) shared.factors[m] = factor;
-  float sum = query->lane * factor;
+  const bool higher = highest > before;
+  if (!higher) highest = before;
+  const float factor = higher ? core::weight_of(before - highest) : 1.0f;
+  float sum = lane < kSumLanes ? shared.lanes[m][lane] * factor : 0.0f;
   POLYSPEC_UNROLL
   for (int u = 0; u < kKeys / kWarp; ++u) {
-    const float weight = core::weight_of(scores[u] - query->highest);
-    shared.scores[m][lane + u * kWarp] = weight;
+    const float weight = core::weight_of(scores[u] - highest);
+    shared.scores[m][lane + u * kWarp] = lane + u * kWarp < count ? weight : -0.0f;
     sum += weight;
     sum += from_lane(weight, lane ^ kSumLanes);  // of the next 16 keys
   }
-  query->lane = sum;
+  if (lane < kSumLanes) shared.lanes[m][lane] = sum;
+  __syncwarp();  // all lanes have the highest score before
+  if (lane == 0) {
+    shared.highest[m] = highest;
+    shared.factors[m] = factor;
+  }
 }
 
-// Two elements of the queries' sums; this thread's queries are split, split + splits, ...
-struct Elements {
-  int at, split, splits;
-
-  __device__ __forceinline__ explicit Elements(const AttentionParams& p) {
-    const int pairs = static_cast<int>(p.value_width) / 2;
-    at = 2 * (static_cast<int>(threadIdx.x) % pairs);
-    split = static_cast<int>(threadIdx.x) / pairs;
-    splits = kThreads / pairs;
-    if (split >= splits) split = kQueries;  // no query is left for it
+// A warp weighs every eighth query, the mask of the next loaded before.
+template <class T, int kMost>
+__device__ __forceinline__ void weigh_block(AttentionShared<kMost>& shared,
+                                            const AttentionParams& p, const Queries& of,
+                                            int64_t first_key, int begin, int count) {
+  const T* const mask = static_cast<const T*>(p.mask);
+  const auto seen = [&](int m) { return shared.seen[m] - begin; };
+  const auto load = [&](int m, Masked& to) {
+    if (mask == nullptr || m >= of.count) return;
+    to.load(
+        mask + of.row * p.mask_stride[0] + shared.token[m] * p.mask_stride[1] + first_key + begin,
+        seen(m));
+  };
+  Masked next = {};
+  load(threadIdx.x / kWarp, next);
+  POLYSPEC_ROLLED
+  for (int m = threadIdx.x / kWarp; m < of.count; m += kWarps) {
+    const Masked masked = next;
+    load(m + kWarps, next);
+    weigh(shared, m, seen(m), count, mask != nullptr, masked);
   }
-  __device__ __forceinline__ int query(int j) const { return split + j * splits; }
+}
+
+// Two elements of the sums of `count` queries from `first` on.
+struct Elements {
+  int at, first, count;
+
+  __device__ __forceinline__ Elements(const AttentionParams& p, const Queries& of) {
+    const int pairs = static_cast<int>(p.value_width) / 2;
+    const int split = static_cast<int>(threadIdx.x) / pairs, splits = kThreads / pairs;
+    at = 2 * (static_cast<int>(threadIdx.x) % pairs);
+    const int each = (of.count + splits - 1) / splits, left = of.count - split * each;
+    first = split * each;
+    count = split >= splits || left < 0 ? 0 : left < each ? left : each;
+  }
 };
 
-// sums += weights times `count` values in a tile, of elements from byte `first` on.
-template <int kMine, class T>
-__device__ __forceinline__ void add_values(const AttentionShared& shared, const Elements& own,
-                                           const unsigned char* tile, int first, int count,
-                                           float (&sums)[kOwn][2]) {
-  const int byte = own.at * static_cast<int>(sizeof(T)) - first;
-  if (byte < 0 || byte >= kRowBytes) return;
-  const float* weights[kMine];
-  POLYSPEC_UNROLL
-  for (int j = 0; j < kMine; ++j) {
-    const int m = own.query(j) < kQueries ? own.query(j) : kQueries - 1;
-    weights[j] = shared.scores[m];
-    POLYSPEC_UNROLL
-    for (int i = 0; i < 2; ++i) sums[j][i] *= shared.factors[m];
+template <class T>
+__device__ __forceinline__ void load_value(const unsigned char* from, float (&value)[2]) {
+  if constexpr (sizeof(T) == 2) {
+    const uint32_t both = *reinterpret_cast<const uint32_t*>(from);
+    value[0] = float_of(both, 0, T());
+    value[1] = float_of(both, 1, T());
+  } else {
+    const uint64_t both = *reinterpret_cast<const uint64_t*>(from);
+    value[0] = float_of(static_cast<uint32_t>(both), 0, T());
+    value[1] = float_of(static_cast<uint32_t>(both >> 32), 0, T());
   }
-  tile += byte;
+}
+
+// sums += weights times `count` values, which begin at `tile`, and times the zeros after them.
+template <int kMine, class T, int kMost>
+__device__ __forceinline__ void add_values(const AttentionShared<kMost>& shared,
+                                           const Elements& own, const unsigned char* tile,
+                                           int count, float (&sums)[Form<kMost>::kSums][2]) {
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)
-#pragma unroll 8
+#pragma unroll(kMine < 4 ? 4 / kMine : 1)
 #endif
-  for (int key = 0; key < count; ++key) {
-    float value[2];
-    if constexpr (sizeof(T) == 2) {
-      const uint32_t both = *reinterpret_cast<const uint32_t*>(tile + key * kPitch);
-      value[0] = float_of(both, 0, T());
-      value[1] = float_of(both, 1, T());
-    } else {
-      const uint64_t both = *reinterpret_cast<const uint64_t*>(tile + key * kPitch);
-      value[0] = float_of(static_cast<uint32_t>(both), 0, T());
-      value[1] = float_of(static_cast<uint32_t>(both >> 32), 0, T());
-    }
+  for (int key = 0; key < count; key += 4) {
+    float value[4][2];
+    POLYSPEC_UNROLL
+    for (int k = 0; k < 4; ++k) load_value<T>(tile + (key + k) * kPitch, value[k]);
     POLYSPEC_UNROLL
     for (int j = 0; j < kMine; ++j) {
+      float weight[4];
+      load_four(&shared.scores[own.first + j][key], weight);
       POLYSPEC_UNROLL
-      for (int i = 0; i < 2; ++i)
-        sums[j][i] = __builtin_fmaf(value[i], weights[j][key], sums[j][i]);
+      for (int k = 0; k < 4; ++k) {
+        POLYSPEC_UNROLL
+        for (int i = 0; i < 2; ++i) sums[j][i] = __builtin_fmaf(value[k][i], weight[k], sums[j][i]);
+      }
     }
   }
 }
 
-// run(integral_constant) of how many queries a thread has, of kOwn at most: a power of two.
-template <class Run>
-__device__ __forceinline__ void with_count(int count, const Run& run) {
-  static_assert(kOwn == 4, "1, 2 or 4");
-  if (count == 1) {
-    run(std::integral_constant<int, 1>());
-  } else if (count == 2) {
-    run(std::integral_constant<int, 2>());
-  } else {
-    run(std::integral_constant<int, 4>());
-  }
-}
-
-// Grid: x over spans, groups of queries, heads of keys and rows, spans fastest.
-template <class T>
-__global__ void __launch_bounds__(kThreads, 2)
-    attention_kernel(const __grid_constant__ AttentionParams p, int64_t spans) {
+// A CTA takes `each` of the queries that read the same keys. Grid: x over parts of these queries,
+// spans, heads of keys and rows, parts fastest: while keys are read for one, another finds them in
+// the second-level cache.
+template <class T, int kMost>
+__global__ void __launch_bounds__(kThreads, Form<kMost>::kCtas)
+    attention_kernel(const __grid_constant__ AttentionParams p, unsigned spans, unsigned parts,
+                     int each) {
   begin_kernel();
-  POLYSPEC_DYNAMIC_SHARED(AttentionShared, shared);
-  const int64_t queries = p.heads / p.groups * p.tokens;
-  const int64_t parts = (queries + kQueries - 1) / kQueries;
-  const int64_t span = blockIdx.x % spans, task = blockIdx.x / spans;
-  Queries of{task / parts / p.groups, task / parts % p.groups, task % parts * kQueries, kQueries};
-  if (queries - of.first < kQueries) of.count = static_cast<int>(queries - of.first);
-  const int64_t first_key = span * kAttentionSpan;
+  using Shared = AttentionShared<kMost>;
+  POLYSPEC_DYNAMIC_SHARED(Shared, shared);
+  const unsigned groups = static_cast<unsigned>(p.groups);
+  const unsigned part_of = blockIdx.x % parts, span = blockIdx.x / parts % spans;
+  const unsigned task = blockIdx.x / parts / spans;
+  Queries of{task / groups, task % groups, part_of * static_cast<unsigned>(each), each};
+  const unsigned share = static_cast<unsigned>(p.heads) / groups;
+  const unsigned left = share * static_cast<unsigned>(p.tokens) - of.first;
+  if (left < static_cast<unsigned>(each)) of.count = static_cast<int>(left);
+  const int64_t first_key = int64_t{span} * kAttentionSpan;
   int64_t end = core::longest_seen(p, of.row, of.first, of.first + of.count);
   if (end > first_key + kAttentionSpan) end = first_key + kAttentionSpan;
   if (span > 0 && end <= first_key) return;  // no query reads it
 
-  const Tiles<T> tiles(p, of, first_key, end < first_key ? 0 : static_cast<int>(end - first_key));
+  Tiles<T> tiles(p, of, first_key, end < first_key ? 0 : static_cast<int>(end - first_key));
   POLYSPEC_UNROLL
-  for (int ahead = 0; ahead < kTiles; ++ahead) tiles.load(shared, ahead);
-  load_queries<T>(shared, p, of);
-  const int warp = threadIdx.x / kWarp;
-  Weighed weighed{-core::kLargest, 0.0f};
-  const Elements own(p);
-  const int of_thread = (of.count + own.splits - 1) / own.splits;
-  float sums[kOwn][2] = {};
-  int tile = 0;
+  for (int ahead = 0; ahead < kTiles; ++ahead) tiles.load(shared.tiles);
+  begin_queries(shared, p, of, share, first_key);
+  __syncthreads();  // the queries' places are there
+  if (tiles.end > 0) load_queries<T>(shared, p, of);
+  const int width = static_cast<int>(p.width);
+  const Pairs<kMost> pairs;
+  const Elements own(p, of);
+  const int value_part = own.at * static_cast<int>(sizeof(T)) / kRowBytes;
+  float sums[Form<kMost>::kSums][2] = {};
+  int slot = 0;
   POLYSPEC_ROLLED
   for (int begin = 0; begin < tiles.end; begin += kKeys) {
     const int count = tiles.end - begin < kKeys ? tiles.end - begin : kKeys;
-    float scores[kOwn] = {};
+    float scores[Form<kMost>::kKeysEach][Form<kMost>::kScores] = {};
     POLYSPEC_ROLLED
-    for (int part = 0; part < tiles.of_keys; ++part, ++tile) {
+    for (int part = 0; part < tiles.of_keys; ++part, slot = (slot + 1) % kTiles) {
       wait_for_batches<kTiles - 1>();
       __syncthreads();  // the keys are there, and the queries
-      const int left = tiles.key_bytes / 16 - part * kVectors;
-      with_count((of.count + kHalves - 1) / kHalves, [&](auto mine) {
-        multiply_tile<mine, T>(shared, shared.tiles[tile % kTiles],
-                               part * (kRowBytes / static_cast<int>(sizeof(T))),
-                               left < kVectors ? left : kVectors, scores);
-      });
+      const int vectors = tiles.key_bytes / 16 - part * kVectors;
+      if (pairs.query < of.count) {
+        with_count<Form<kMost>::kScores, Form<kMost>::kStep>(
+            pairs.queries(of.count), [&](auto mine) {
+              multiply_tile<mine, kMost, T>(
+                  shared.queries + part * (kRowBytes / static_cast<int>(sizeof(T))), width,
+                  shared.tiles[slot], vectors < kVectors ? vectors : kVectors, scores);
+            });
+      }
       if (part + 1 == tiles.of_keys) {
         POLYSPEC_UNROLL
-        for (int j = 0; j < kOwn; ++j)
-          shared.scores[threadIdx.x / kKeys + j * kHalves][threadIdx.x % kKeys] = scores[j];
+        for (int j = 0; j < Form<kMost>::kScores; ++j) {
+          const int m = pairs.query + j * Form<kMost>::kSplits;
+          if (m >= of.count) break;
+          POLYSPEC_UNROLL
+          for (int k = 0; k < Form<kMost>::kKeysEach; ++k)
+            shared.scores[m][pairs.key + k * Pairs<kMost>::kKeyThreads] = scores[k][j];
+        }
       }
       __syncthreads();  // the keys are read, and the scores there
-      tiles.load(shared, tile + kTiles);
+      tiles.load(shared.tiles);
     }
-    if (warp < of.count) {
-      const int64_t token = of.token(p, warp), at = first_key + begin;
-      const int64_t left = core::keys_seen(p, of.row, token) - at;
-      const int seen = static_cast<int>(left < 0 ? 0 : left < count ? left : count);
-      const T* mask = static_cast<const T*>(p.mask);
-      if (mask != nullptr) mask += of.row * p.mask_stride[0] + token * p.mask_stride[1] + at;
-      weigh(shared, warp, seen, mask, &weighed);
-    }
+    weigh_block<T>(shared, p, of, first_key, begin, count);
     POLYSPEC_ROLLED
-    for (int part = tiles.of_keys; part < tiles.of_block; ++part, ++tile) {
+    for (int part = 0; part < tiles.of_block - tiles.of_keys; ++part, slot = (slot + 1) % kTiles) {
       wait_for_batches<kTiles - 1>();
       __syncthreads();  // the values are there, and the weights
-      with_count(of_thread, [&](auto mine) {
-        add_values<mine, T>(shared, own, shared.tiles[tile % kTiles],
-                            (part - tiles.of_keys) * kRowBytes, count, sums);
-      });
+      if (part == value_part && own.count > 0) {
+        const unsigned char* const tile =
+            shared.tiles[slot] + own.at * static_cast<int>(sizeof(T)) - part * kRowBytes;
+        POLYSPEC_UNROLL
+        for (int j = 0; j < Form<kMost>::kSums; ++j) {
+          if (j >= own.count) break;
+          for (int i = 0; i < 2; ++i) sums[j][i] *= shared.factors[own.first + j];
+        }
+        with_count<Form<kMost>::kSums, Form<kMost>::kStep>(
+            own.count, [&](auto mine) { add_values<mine, T>(shared, own, tile, count, sums); });
+      }
       __syncthreads();  // the values are read
-      tiles.load(shared, tile + kTiles);
+      tiles.load(shared.tiles);
     }
   }
 
-  const int64_t row_queries = of.row * p.heads;
-  const auto number = [&](int m) {
-    return (row_queries + of.head(p, m)) * p.tokens + of.token(p, m);
-  };
-  const int lane = threadIdx.x % kWarp;
-  if (spans > 1) {
-    const auto kept = [&](int m) {
-      return static_cast<float*>(p.workspace) +
-             (number(m) * spans + span) * core::attention_kept(p.value_width);
-    };
-    if (warp < of.count) {
-      float* const rest = kept(warp) + p.value_width;
-      if (lane < kSumLanes) rest[lane] = weighed.lane;
-      if (lane == 0) rest[kSumLanes] = weighed.highest;
-    }
-    for (int j = 0; j < kOwn; ++j) {
-      if (own.query(j) >= of.count) break;
-      kept(own.query(j))[own.at] = sums[j][0];
-      kept(own.query(j))[own.at + 1] = sums[j][1];
-    }
-    return;
+  // By rows of sums, in the memory of the queries.
+  const int value_width = static_cast<int>(p.value_width);
+  POLYSPEC_UNROLL
+  for (int j = 0; j < Form<kMost>::kSums; ++j) {
+    if (j >= own.count) break;
+    float* const to = shared.queries + (own.first + j) * value_width + own.at;
+    for (int i = 0; i < 2; ++i) to[i] = sums[j][i];
   }
-  float total = 0.0f;
-  for (int l = 0; l < kSumLanes; ++l) total += from_lane(weighed.lane, l);
-  __syncthreads();  // the factors are read
-  if (lane == 0) shared.factors[warp] = total == 0.0f ? 0.0f : 1.0f / total;
-  __syncthreads();  // the factors of the sums are written
-  for (int j = 0; j < kOwn; ++j) {
-    const int m = own.query(j);
-    if (m >= of.count) break;
-    T* const to = static_cast<T*>(p.out) +
-                  ((of.row * p.tokens + of.token(p, m)) * p.heads + of.head(p, m)) * p.value_width +
-                  own.at;
-    core::convert(sums[j][0] * shared.factors[m], to);
-    core::convert(sums[j][1] * shared.factors[m], to + 1);
+  __syncthreads();  // the sums are there
+  const int lane = threadIdx.x % kWarp;
+  POLYSPEC_ROLLED
+  for (int m = threadIdx.x / kWarp; m < of.count; m += kWarps) {
+    const float* const from = shared.queries + m * value_width;
+    const int64_t head = shared.head[m], token = shared.token[m];
+    if (spans > 1) {
+      const int64_t number = (of.row * p.heads + head) * p.tokens + token;
+      float* const to = static_cast<float*>(p.workspace) +
+                        (number * spans + span) * core::attention_kept(value_width);
+      POLYSPEC_ROLLED
+      for (int i = lane; i < value_width; i += kWarp) to[i] = from[i];
+      if (lane < kSumLanes) to[value_width + lane] = shared.lanes[m][lane];
+      if (lane == 0) to[value_width + kSumLanes] = shared.highest[m];
+      continue;
+    }
+    float total = 0.0f;
+    for (int l = 0; l < kSumLanes; ++l) total += shared.lanes[m][l];
+    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    T* const to =
+        static_cast<T*>(p.out) + ((of.row * p.tokens + token) * p.heads + head) * value_width;
+    POLYSPEC_ROLLED
+    for (int i = lane; i < value_width; i += kWarp) core::convert(from[i] * inverse, to + i);
   }
 }
 
-struct LanesShared {
+constexpr int kSpansAtOnce = 8;
+struct MergeShared {
+  float kept[kSpansAtOnce * core::attention_kept(kAttentionWidth)];
   float lanes[kSumLanes];
 };
 
-// A CTA merges the kept sums of a query's spans in order, and writes its row.
+// A CTA merges the kept sums of a query's spans in order, and writes its row. It waits once for
+// eight spans.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    merge_kernel(const __grid_constant__ AttentionParams p, int64_t spans) {
+    merge_kernel(const __grid_constant__ AttentionParams p, unsigned spans) {
   begin_kernel();
-  POLYSPEC_SHARED(LanesShared, shared);
+  POLYSPEC_SHARED(MergeShared, shared);
   const unsigned tokens = static_cast<unsigned>(p.tokens), heads = static_cast<unsigned>(p.heads);
   const int64_t token = blockIdx.x % tokens, head = blockIdx.x / tokens % heads;
-  const int64_t row = blockIdx.x / tokens / heads, width = p.value_width;
-  const int64_t each = core::attention_kept(width);
-  const float* kept = static_cast<const float*>(p.workspace) + blockIdx.x * spans * each;
-  const int64_t seen = core::keys_seen(p, row, token), at = threadIdx.x;
+  const int64_t row = blockIdx.x / tokens / heads;
+  const int width = static_cast<int>(p.value_width), at = static_cast<int>(threadIdx.x);
+  const int each = static_cast<int>(core::attention_kept(width));
+  const float* kept = static_cast<const float*>(p.workspace) + int64_t{blockIdx.x} * spans * each;
+  const int64_t seen = core::keys_seen(p, row, token);
+  const int count = seen <= kAttentionSpan ? 1 : static_cast<int>(core::attention_spans(seen));
   const bool is_lane = at < kSumLanes;
-  float sum = at < width ? kept[at] : 0.0f;
-  float weight = is_lane ? kept[width + at] : 0.0f;
-  float highest = kept[width + kSumLanes];
-  for (int64_t span = 1; span * kAttentionSpan < seen; ++span) {
-    const float* const next = kept + span * each;
-    bool any = false;
-    for (int l = 0; l < kSumLanes; ++l) any |= !(next[width + l] == 0.0f);
-    if (!any) continue;
-    const float other = next[width + kSumLanes], most = highest < other ? other : highest;
-    const float mine = core::weight_of(highest - most), theirs = core::weight_of(other - most);
-    if (is_lane) weight = __builtin_fmaf(next[width + at], theirs, weight * mine);
-    if (at < width) sum = __builtin_fmaf(next[at], theirs, sum * mine);
-    highest = most;
+  float sum = 0.0f, weight = 0.0f, highest = 0.0f;
+  POLYSPEC_ROLLED
+  for (int first = 0; first < count; first += kSpansAtOnce, kept += kSpansAtOnce * each) {
+    const int some = count - first < kSpansAtOnce ? count - first : kSpansAtOnce;
+    constexpr int kLoads = (sizeof(shared.kept) / sizeof(float) + kThreads - 1) / kThreads;
+    float values[kLoads];
+    POLYSPEC_UNROLL
+    for (int u = 0; u < kLoads; ++u) {
+      if (at + u * kThreads < some * each) values[u] = kept[at + u * kThreads];
+    }
+    if (first > 0) __syncthreads();  // the spans before are merged
+    POLYSPEC_UNROLL
+    for (int u = 0; u < kLoads; ++u) {
+      if (at + u * kThreads < some * each) shared.kept[at + u * kThreads] = values[u];
+    }
+    __syncthreads();  // the spans are there
+    POLYSPEC_ROLLED
+    for (int s = 0; s < some; ++s) {
+      const float* const next = shared.kept + s * each;
+      const float sum_of_next = at < width ? next[at] : 0.0f;
+      const float weight_of_next = is_lane ? next[width + at] : 0.0f;
+      const float other = next[width + kSumLanes];
+      if (first + s == 0) {
+        sum = sum_of_next;
+        weight = weight_of_next;
+        highest = other;
+        continue;
+      }
+      bool any = false;
+      for (int l = 0; l < kSumLanes; ++l) any |= !(next[width + l] == 0.0f);
+      if (!any) continue;
+      const float most = highest < other ? other : highest;
+      const float mine = core::weight_of(highest - most), theirs = core::weight_of(other - most);
+      weight = __builtin_fmaf(weight_of_next, theirs, weight * mine);
+      sum = __builtin_fmaf(sum_of_next, theirs, sum * mine);
+      highest = most;
+    }
   }
   if (is_lane) shared.lanes[at] = weight;
   __syncthreads();  // all lanes are there
@@ -428,32 +579,50 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-Result launch(void (*kernel)(AttentionParams, int64_t), int64_t ctas, size_t shared_bytes,
-              const AttentionParams& params, int64_t spans, CUstream_st* stream) {
-  if (ctas > 0x7fffffff) {
-    return {Result::Code::kInvalidArgument,
-            "batch, heads, tokens, length: expected fewer queries and spans than 2^31, given more"};
-  }
+template <class... Params, class... Args>
+cudaError_t launch(void (*kernel)(Params...), int64_t ctas, size_t shared_bytes,
+                   CUstream_st* stream, const Args&... args) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(ctas));
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  return result_of(launch_kernel(kernel, config, params, spans));
+  return launch_kernel(kernel, config, args...);
+}
+
+template <class T, int kMost>
+cudaError_t sum_spans(const AttentionParams& p, const DeviceShape& device, int64_t each,
+                      CUstream_st* stream) {
+  constexpr size_t kBytes = sizeof(AttentionShared<kMost>);
+  const cudaError_t error = allow_dynamic<attention_kernel<T, kMost>>(device, int{kBytes});
+  if (error != cudaSuccess) return error;
+  const int64_t spans = core::attention_spans(p.length);
+  const int64_t parts = (p.heads / p.groups * p.tokens + each - 1) / each;
+  return launch(attention_kernel<T, kMost>, p.batch * p.groups * spans * parts, kBytes, stream, p,
+                static_cast<unsigned>(spans), static_cast<unsigned>(parts), static_cast<int>(each));
 }
 
 template <class T>
 Result attention_as(const AttentionParams& p, CUstream_st* stream) {
-  const int64_t spans = core::attention_spans(p.length);
-  const int64_t queries = p.heads / p.groups * p.tokens;
-  const int64_t parts = (queries + kQueries - 1) / kQueries;
-  constexpr size_t kBytes = sizeof(AttentionShared);
-  const cudaError_t error = allow_dynamic<attention_kernel<T>>(current_device(), int{kBytes});
-  if (error != cudaSuccess) return result_of(error);
-  const Result result =
-      launch(attention_kernel<T>, p.batch * p.groups * parts * spans, kBytes, p, spans, stream);
-  if (!result.ok() || spans == 1) return result;
-  return launch(merge_kernel<T>, p.batch * p.heads * p.tokens, 0, p, spans, stream);
+  const int64_t queries = p.batch * p.heads * p.tokens, spans = core::attention_spans(p.length);
+  if (queries > 0x7fffffff / spans) {
+    return {Result::Code::kInvalidArgument,
+            "batch, heads, tokens, length: expected fewer queries and spans than 2^31, given more"};
+  }
+  const DeviceShape device = current_device();
+  const int memory = forced_memory.load(std::memory_order_relaxed);
+  const int forced = forced_groups.load(std::memory_order_relaxed);
+  const bool has_room = (memory > 0 ? memory : device.shared_memory) >=
+                        static_cast<int>(sizeof(AttentionShared<kManyQueries>));
+  const int most =
+      most_queries(has_room ? kManyQueries : kFewQueries, std::max(p.width, p.value_width));
+  const int64_t each = queries_of_cta(p.heads / p.groups * p.tokens, p.batch * p.groups * spans,
+                                      most, forced >= 0 ? forced : device.multiprocessors);
+  cudaError_t error = each > kFewQueries ? sum_spans<T, kManyQueries>(p, device, each, stream)
+                                         : sum_spans<T, kFewQueries>(p, device, each, stream);
+  if (error == cudaSuccess && spans > 1)
+    error = launch(merge_kernel<T>, queries, 0, stream, p, static_cast<unsigned>(spans));
+  return result_of(error);
 }
 
 }  // namespace

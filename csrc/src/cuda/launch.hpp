@@ -26,7 +26,8 @@ bool available();
 // `groups` 0: each request has a group that walks. 0 and -1: the backend chooses. For tests and
 // measurements. Results do not depend on it.
 // A cluster that cannot be launched is then an error. `shared_memory`: bytes that the device gives
-// a CTA for streamed weights; 0: all.
+// a CTA for streamed weights and for many queries; 0: all. Where `groups` is not -1, attention has
+// as many CTAs as it needs, or up to `groups`.
 void force_shape(int ctas, int groups, int shared_memory = 0);
 
 // How many clusters of so many CTAs of a kernel the device runs at the same time, as

@@ -2,6 +2,7 @@
 // without CUDA, so that a CTest reaches it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/distribution.hpp"
@@ -104,6 +105,21 @@ inline bool tree_rows_at_once(int64_t batch, int64_t rows, int64_t depth, int64_
   const int of_walk = clusters ? ctas_per_group(batch, vocab, multiprocessors) : 1;
   const int of_row = clusters ? ctas_per_group(groups, vocab, multiprocessors) : 1;
   return 2 * of_walk <= (depth + 2) * of_row;
+}
+
+// Queries of a CTA of attention: kernels for few and for many, and the least that it pays to have.
+constexpr int kFewQueries = 16, kManyQueries = 64, kLeastQueries = 4;
+// Of these, for heads of a width: wide queries take more of the shared memory.
+constexpr int most_queries(int most, int64_t width) {
+  return most > kFewQueries && width > 128 ? most / 2 : most;
+}
+// How many of the queries that read the same keys a CTA takes: all, so that keys are read once, but
+// for `most` of them; fewer while multiprocessors would have no CTA. `tasks`: sets of keys.
+inline int64_t queries_of_cta(int64_t queries, int64_t tasks, int64_t most,
+                              int64_t multiprocessors) {
+  const int64_t parts = std::min(std::max((queries + most - 1) / most, multiprocessors / tasks),
+                                 (queries + kLeastQueries - 1) / kLeastQueries);
+  return (queries + parts - 1) / parts;
 }
 
 // The kind of a call's requests, by its values on the host. `typed`: draft rows have the target's

@@ -20,6 +20,25 @@ void test_ctas() {
   CHECK_EQ(1, ctas_per_group(int64_t{1} << 40, 128256, 132));
 }
 
+void test_queries_of_cta() {
+  using polyspec::cuda::kFewQueries;
+  using polyspec::cuda::kManyQueries;
+  const auto of = [](int64_t queries, int64_t tasks, int64_t width = 128, int most = kManyQueries) {
+    return polyspec::cuda::queries_of_cta(queries, tasks, polyspec::cuda::most_queries(most, width),
+                                          132);
+  };
+  CHECK_EQ(52, of(52, 128));  // 13 tokens of 4 heads over 8192 keys of 8 heads: keys are read once
+  CHECK_EQ(64, of(64, 128));
+  CHECK_EQ(33, of(65, 128));
+  CHECK_EQ(26, of(52, 64));  // half the multiprocessors would have no CTA
+  CHECK_EQ(4, of(52, 8));
+  CHECK_EQ(4, of(4, 1));
+  CHECK_EQ(1, of(1, 512));
+  CHECK_EQ(26, of(52, 128, 256));               // wide heads
+  CHECK_EQ(13, of(52, 128, 128, kFewQueries));  // less shared memory
+  CHECK_EQ(16, of(int64_t{1} << 40, int64_t{1} << 40, 256, kFewQueries));
+}
+
 void test_row_groups() {
   const auto check = [](int64_t groups, int ctas, int64_t batch, int64_t rows, int64_t vocab,
                         int multiprocessors, bool clusters = true, bool residuals = false) {
@@ -139,6 +158,7 @@ int main() {
   test_int4_plan();
   test_tree_rows_at_once();
   test_ctas();
+  test_queries_of_cta();
   test_row_groups();
   return 0;
 }

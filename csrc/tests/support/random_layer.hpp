@@ -32,6 +32,12 @@ class LayerCase {
     const float values[] = {kInf, -kInf, kNan, 3e38f, 1e-39f, -0.0f};
     return random_.chance(0.002) ? random_.one_of(values) : value;
   }
+  // The least negative numbers, whose weighted sums may be -0.
+  size_t put_least(int64_t count) {
+    std::vector<float> values(static_cast<size_t>(count));
+    for (float& value : values) value = random_.chance(0.5) ? -1e-45f : -0.0f;
+    return put_logits(inputs, dtype_, values);
+  }
   size_t put_odd(int64_t count) {
     std::vector<float> values(static_cast<size_t>(count));
     const bool some = random_.chance(0.3);
@@ -205,17 +211,20 @@ class AttentionCase : public LayerCase {
   explicit AttentionCase(uint64_t seed, Extent = {})
       : LayerCase(seed + 0xa7), batch_(1 + random_.below(3)), groups_(1 + random_.below(2)) {
     const int64_t widths[] = {32, 64, 96, 128, 224, 256}, shares[] = {1, 1, 2, 3, 7};
-    const int64_t some[] = {1, 1, 2, 4, 9, 20}, lengths[] = {1, 40, 128, 129, 500, 513, 1100};
+    const int64_t some[] = {1, 1, 2, 4, 9, 20},
+                  lengths[] = {1, 7, 41, 128, 129, 499, 513, 1100, 4613};
     width_ = random_.one_of(widths);
     value_width_ = random_.chance(0.7) ? width_ : random_.one_of(widths);
     heads_ = groups_ * random_.one_of(shares);
     tokens_ = random_.one_of(some);
     length_ = random_.one_of(lengths);
     while (batch_ > 1 && batch_ * heads_ * tokens_ * length_ > 40000) --batch_;
+    while (tokens_ > 1 && heads_ * tokens_ * length_ > 90000) --tokens_;
     causal_ = length_ >= tokens_ && random_.chance(0.3);
     query_ = put(batch_ * heads_ * tokens_ * width_, 2.0f);
     key_ = put(batch_ * groups_ * length_ * width_, 0.3f);
-    value_ = put(batch_ * groups_ * length_ * value_width_);
+    value_ = random_.chance(0.1) ? put_least(batch_ * groups_ * length_ * value_width_)
+                                 : put(batch_ * groups_ * length_ * value_width_);
     if (random_.chance(0.4)) {
       const float lowest = dtype_ == DType::kFloat32 ? -3.4028235e38f : -3.3895314e38f;
       std::vector<float> mask(static_cast<size_t>(batch_ * tokens_ * length_));

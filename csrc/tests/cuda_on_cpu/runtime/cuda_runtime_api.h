@@ -122,5 +122,7 @@ struct Barriers {
   uint64_t of_ctas, of_clusters;
 };
 Barriers barriers_passed();
+// Bytes that threads have read by asynchronous copies, bulk copies not counted.
+uint64_t bytes_copied();
 
 }  // namespace stand_in

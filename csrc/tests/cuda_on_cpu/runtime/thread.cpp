@@ -8,6 +8,7 @@ namespace stand_in {
 namespace {
 
 Barriers passed;
+uint64_t copied = 0;
 
 uint64_t arrive(Barrier& barrier) {
   const uint64_t generation = barrier.generation;
@@ -84,6 +85,7 @@ const Words* meet_lanes(Shuffle kind, int argument, const Words& mine) {
 }  // namespace
 
 Barriers barriers_passed() { return passed; }
+uint64_t bytes_copied() { return copied; }
 
 const Index& thread_index() {
   pause();
@@ -140,6 +142,7 @@ bool comes_early(const Copy& copy) {
     fault("an asynchronous copy is not of 16 aligned bytes");
   if (!is_shared(*thread.cta->cluster, copy.to))
     fault("an asynchronous copy is not to shared memory");
+  copied += copy.bytes;
   pause();
   if (draw() % 2 == 0) return true;
   thread.copies.push_back(copy);
