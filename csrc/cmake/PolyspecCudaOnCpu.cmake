@@ -232,8 +232,8 @@ set(stream cuda/int4_stream.cuh)
 set(norm_waits "  wait_for_prerequisites();\n  POLYSPEC_ROLLED\n")
 polyspec_plant(never_waits cuda/layer.cu "${norm_waits}" "" "data race|without having waited" layer 20)
 polyspec_plant(reads_before_the_wait cuda/attention.cu
-               "  begin_kernel();\n  using Shared = AttentionShared<kMost>;\n  POLYSPEC_DYNAMIC_SHARED(Shared, shared);\n"
-               "  using Shared = AttentionShared<kMost>;\n  POLYSPEC_DYNAMIC_SHARED(Shared, shared);\n  if (threadIdx.x == 0) shared.factors[0] = to_float(*static_cast<const T*>(p.query));\n  begin_kernel();\n"
+               "  wait_for_prerequisites();\n  int64_t end"
+               "  if (threadIdx.x == 0) shared.factors[0] = to_float(*static_cast<const T*>(p.query));\n  wait_for_prerequisites();\n  int64_t end"
                "data race" attention 20)
 polyspec_plant(writes_before_the_wait cuda/layer.cu "${norm_waits}"
                "  if (threadIdx.x < n) y[threadIdx.x] = {};\n${norm_waits}" "data race" layer 20)

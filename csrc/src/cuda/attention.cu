@@ -78,6 +78,19 @@ __device__ __forceinline__ const unsigned char* rows_of(const void* base,
                                                 of.group * stride[1] + key * stride[2]);
 }
 
+// Brings a span's first block closer; lengths are not known yet.
+template <class T>
+__device__ __forceinline__ void prefetch_block(const AttentionParams& p, const Queries& of,
+                                               int64_t first_key) {
+  static_assert(kThreads == 2 * kKeys);
+  const int64_t key = first_key + threadIdx.x % kKeys;
+  if (key >= p.length) return;
+  const bool is_key = threadIdx.x < kKeys;
+  prefetch(is_key ? rows_of<T>(p.key, p.key_stride, of, key)
+                  : rows_of<T>(p.value, p.value_stride, of, key),
+           static_cast<unsigned>((is_key ? p.width : p.value_width) * sizeof(T)));
+}
+
 // Where the queries lie, and that no key is summed up yet.
 template <int kMost>
 __device__ __forceinline__ void begin_queries(AttentionShared<kMost>& shared,
@@ -396,7 +409,7 @@ template <class T, int kMost>
 __global__ void __launch_bounds__(kThreads, Form<kMost>::kCtas)
     attention_kernel(const __grid_constant__ AttentionParams p, unsigned spans, unsigned parts,
                      int each) {
-  begin_kernel();
+  launch_dependents();
   using Shared = AttentionShared<kMost>;
   POLYSPEC_DYNAMIC_SHARED(Shared, shared);
   const unsigned groups = static_cast<unsigned>(p.groups);
@@ -407,6 +420,8 @@ __global__ void __launch_bounds__(kThreads, Form<kMost>::kCtas)
   const unsigned left = share * static_cast<unsigned>(p.tokens) - of.first;
   if (left < static_cast<unsigned>(each)) of.count = static_cast<int>(left);
   const int64_t first_key = int64_t{span} * kAttentionSpan;
+  if (part_of == 0) prefetch_block<T>(p, of, first_key);
+  wait_for_prerequisites();
   int64_t end = core::longest_seen(p, of.row, of.first, of.first + of.count);
   if (end > first_key + kAttentionSpan) end = first_key + kAttentionSpan;
   if (span > 0 && end <= first_key) return;  // no query reads it

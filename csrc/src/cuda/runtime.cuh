@@ -51,6 +51,13 @@ __device__ __forceinline__ void prefetch([[maybe_unused]] const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 #endif
 }
+// The same of `bytes`, a multiple of 16 as the address is.
+__device__ __forceinline__ void prefetch([[maybe_unused]] const void* address,
+                                         [[maybe_unused]] unsigned bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && defined(__CUDACC__)
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes));
+#endif
+}
 // Of a kernel that has nothing to do before it waits.
 __device__ __forceinline__ void begin_kernel() {
   launch_dependents();
