@@ -253,7 +253,7 @@ polyspec_plant(weights_not_awaited cuda/attention.cu "      __syncthreads();  //
 polyspec_plant(values_overwritten cuda/attention.cu "      __syncthreads();  // the values are read\n" "" "data race" attention 20)
 polyspec_plant(tiles_not_awaited cuda/attention.cu "wait_for_batches<kTiles - 1>();" "wait_for_batches<kTiles>();" "data race|check failed|without having waited" attention 20)
 polyspec_plant(one_key_more cuda/attention.cu "if (key < seen)" "if (key <= seen)" "check failed" attention 20)
-polyspec_plant(places_not_awaited cuda/attention.cu "  __syncthreads();  // the queries' places are there\n" "" "data race|SEGV" attention 20)
+polyspec_plant(tokens_not_awaited cuda/attention.cu "  __syncthreads();  // the queries' tokens are there\n" "" "data race|SEGV" attention 20)
 polyspec_plant(highest_overwritten cuda/attention.cu "  __syncwarp();  // all lanes have the highest score before\n" "" "data race" attention 20)
 polyspec_plant(zeros_added cuda/attention.cu "< count ? weight : -0.0f" "< count ? weight : weight" "check failed" attention 60)
 polyspec_plant(rows_beyond_the_end cuda/attention.cu "row + u * kRows < end ? 16 : 0" "row + u * kRows < end + 64 ? 16 : 0" "SEGV|check failed|data race" attention 20)

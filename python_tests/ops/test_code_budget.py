@@ -67,7 +67,7 @@ LAYERS = {
         "gated_kernel": 3.75,
     },
     # Of this a launch runs a sixth: products and sums for one number of queries a thread.
-    "attention": {"attention_kernel": 61, "merge_kernel": 6.75},
+    "attention": {"attention_kernel": 61.75, "merge_kernel": 6.75},
     "int4": {
         "int4_product_kernel": 20.5,
         "int4_stream_kernel": 28,  # of these 1.5 for the gated activation and its division

@@ -28,8 +28,8 @@ constexpr int kPitch = kRowBytes + 16;      // so that eight keys lie in differe
 constexpr int kRows = kThreads / kVectors;  // that are copied at once
 constexpr int kTiles = 2;
 
-// What a CTA of up to kMost queries has. A few wait for memory, so that two CTAs share a
-// multiprocessor; many compute.
+// Sizes of a CTA of up to kMost queries. With few it waits for memory, so that two CTAs share a
+// multiprocessor; with many it computes.
 template <int kMost>
 struct Form {
   static constexpr bool kMany = kMost > kFewQueries;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void prefetch_block(const AttentionParams& p, const Q
            static_cast<unsigned>((is_key ? p.width : p.value_width) * sizeof(T)));
 }
 
-// Where the queries lie, and that no key is summed up yet.
+// Heads and tokens of the queries, and sums of no key.
 template <int kMost>
 __device__ __forceinline__ void begin_queries(AttentionShared<kMost>& shared,
                                               const AttentionParams& p, const Queries& of,
@@ -205,8 +205,8 @@ __device__ __forceinline__ void with_count(int count, const Run& run) {
   run(std::integral_constant<int, kMost>());
 }
 
-// The keys and queries of which a thread has the scores: its own, and every kKeyThreads-th and
-// kSplits-th after them. The threads of a warp have the same queries.
+// The keys and queries of which a thread has the scores: the first of both, then every
+// kKeyThreads-th and every kSplits-th. The threads of a warp have the same queries.
 template <int kMost>
 struct Pairs {
   static constexpr int kKeyThreads = kKeys / Form<kMost>::kKeysEach;
@@ -272,8 +272,7 @@ __device__ __forceinline__ float from_lane(float value, int lane) {
   return core::bit_cast<float>(__shfl_sync(0xffffffffu, core::bit_cast<uint32_t>(value), lane));
 }
 
-// What the mask adds to a query's scores with the keys of a block, of which it sees the first
-// `seen`; a lane has every 32nd of them.
+// A query's mask of the keys of a block, of which it sees the first `seen`; a lane has every 32nd.
 struct Masked {
   float of[kKeys / kWarp];
 
@@ -430,7 +429,7 @@ __global__ void __launch_bounds__(kThreads, Form<kMost>::kCtas)
   POLYSPEC_UNROLL
   for (int ahead = 0; ahead < kTiles; ++ahead) tiles.load(shared.tiles);
   begin_queries(shared, p, of, share, first_key);
-  __syncthreads();  // the queries' places are there
+  __syncthreads();  // the queries' tokens are there
   if (tiles.end > 0) load_queries<T>(shared, p, of);
   const int width = static_cast<int>(p.width);
   const Pairs<kMost> pairs;

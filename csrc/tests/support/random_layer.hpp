@@ -32,7 +32,7 @@ class LayerCase {
     const float values[] = {kInf, -kInf, kNan, 3e38f, 1e-39f, -0.0f};
     return random_.chance(0.002) ? random_.one_of(values) : value;
   }
-  // The least negative numbers, whose weighted sums may be -0.
+  // The least negative numbers: sums of them, weighted, may be -0.
   size_t put_least(int64_t count) {
     std::vector<float> values(static_cast<size_t>(count));
     for (float& value : values) value = random_.chance(0.5) ? -1e-45f : -0.0f;
