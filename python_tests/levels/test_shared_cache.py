@@ -235,12 +235,20 @@ def test_batches_through_the_chain(
 
 
 def of_one_cache(count: int, graphs: Graphs | None, policy: Any = None) -> ps.Chain:
-    """A target and its copies; `graphs`: over a cache that is written as on a device."""
+    """A target and its copies, the first with a window; `graphs`: over a cache that is written as
+    on a device."""
     target = make("llama", seed=3)
     on_device = {"new_cache": lambda rows: on_a_device(target, rows, bucket=32)}
     owner = HuggingFaceLevel(target, **(on_device if graphs is not None else {}))
     copies = [rough(target, seed=i) for i in range(1, count)]
-    levels = [owner, *(ps.Level(model, shares_cache_with=owner) for model in copies)]
+    near: list[Any] = [{"window": 6, "sinks": 2}, None]  # keys that a copy reads
+    levels = [
+        owner,
+        *(
+            ps.Level(model, shares_cache_with=owner, streaming=keys)
+            for model, keys in zip(copies, near, strict=False)
+        ),
+    ]
     window = [[4], [4, 2]][count - 2]
     if graphs is None:
         return ps.Chain(levels, window, policy=policy)
