@@ -253,6 +253,8 @@ polyspec_plant(weights_not_awaited cuda/attention.cu "      __syncthreads();  //
 polyspec_plant(values_overwritten cuda/attention.cu "      __syncthreads();  // the values are read\n" "" "data race" attention 20)
 polyspec_plant(tiles_not_awaited cuda/attention.cu "wait_for_batches<kTiles - 1>();" "wait_for_batches<kTiles>();" "data race|check failed|without having waited" attention 20)
 polyspec_plant(one_key_more cuda/attention.cu "if (key < seen)" "if (key <= seen)" "check failed" attention 20)
+polyspec_plant(hidden_from_the_first_token cuda/attention.cu "m < of.count && static_cast<unsigned>(m) < tokens; ++m" "m < 1; ++m" "check failed" attention 80)
+polyspec_plant(queries_without_keys cuda/attention.cu "if (tiles.end > 0) load_queries" "load_queries" "data race" attention 80)
 polyspec_plant(tokens_not_awaited cuda/attention.cu "  __syncthreads();  // the queries' tokens are there\n" "" "data race|SEGV" attention 20)
 polyspec_plant(highest_overwritten cuda/attention.cu "  __syncwarp();  // all lanes have the highest score before\n" "" "data race" attention 20)
 polyspec_plant(zeros_added cuda/attention.cu "< count ? weight : -0.0f" "< count ? weight : weight" "check failed" attention 60)

@@ -91,6 +91,32 @@ __device__ __forceinline__ void prefetch_block(const AttentionParams& p, const Q
            static_cast<unsigned>((is_key ? p.width : p.value_width) * sizeof(T)));
 }
 
+template <class T>
+__device__ __forceinline__ const T* mask_of(const AttentionParams& p, int64_t row, int64_t token,
+                                            int64_t key) {
+  return static_cast<const T*>(p.mask) + row * p.mask_stride[0] + token * p.mask_stride[1] + key;
+}
+
+// Whether the mask hides all of `keys` keys of a span from all queries. Their weights would be 0,
+// so that leaving them out changes no bit.
+template <class T>
+__device__ __forceinline__ bool is_hidden(const AttentionParams& p, const Queries& of,
+                                          int64_t first_key, int keys) {
+  const unsigned tokens = static_cast<unsigned>(p.tokens);
+  POLYSPEC_ROLLED
+  for (int m = 0; m < of.count && static_cast<unsigned>(m) < tokens; ++m) {  // of a head
+    const T* const mask = mask_of<T>(p, of.row, (of.first + m) % tokens, first_key);
+    bool seen = false;
+    POLYSPEC_UNROLL
+    for (int u = 0; u < kAttentionSpan / kThreads; ++u) {
+      const int key = static_cast<int>(threadIdx.x) + u * kThreads;
+      if (key < keys) seen |= !core::hides(to_float(mask[key]));
+    }
+    if (__syncthreads_count(seen) > 0) return false;
+  }
+  return true;
+}
+
 // Heads and tokens of the queries, and sums of no key.
 template <int kMost>
 __device__ __forceinline__ void begin_queries(AttentionShared<kMost>& shared,
@@ -331,13 +357,11 @@ template <class T, int kMost>
 __device__ __forceinline__ void weigh_block(AttentionShared<kMost>& shared,
                                             const AttentionParams& p, const Queries& of,
                                             int64_t first_key, int begin, int count) {
-  const T* const mask = static_cast<const T*>(p.mask);
+  const bool is_masked = p.mask != nullptr;
   const auto seen = [&](int m) { return shared.seen[m] - begin; };
   const auto load = [&](int m, Masked& to) {
-    if (mask == nullptr || m >= of.count) return;
-    to.load(
-        mask + of.row * p.mask_stride[0] + shared.token[m] * p.mask_stride[1] + first_key + begin,
-        seen(m));
+    if (!is_masked || m >= of.count) return;
+    to.load(mask_of<T>(p, of.row, shared.token[m], first_key + begin), seen(m));
   };
   Masked next = {};
   load(threadIdx.x / kWarp, next);
@@ -345,7 +369,7 @@ __device__ __forceinline__ void weigh_block(AttentionShared<kMost>& shared,
   for (int m = threadIdx.x / kWarp; m < of.count; m += kWarps) {
     const Masked masked = next;
     load(m + kWarps, next);
-    weigh(shared, m, seen(m), count, mask != nullptr, masked);
+    weigh(shared, m, seen(m), count, is_masked, masked);
   }
 }
 
@@ -428,6 +452,10 @@ __global__ void __launch_bounds__(kThreads, Form<kMost>::kCtas)
   Tiles<T> tiles(p, of, first_key, end < first_key ? 0 : static_cast<int>(end - first_key));
   POLYSPEC_UNROLL
   for (int ahead = 0; ahead < kTiles; ++ahead) tiles.load(shared.tiles);
+  if (p.mask != nullptr && is_hidden<T>(p, of, first_key, tiles.end)) {
+    wait_for_batches<0>();
+    tiles.end = 0;
+  }
   begin_queries(shared, p, of, share, first_key);
   __syncthreads();  // the queries' tokens are there
   if (tiles.end > 0) load_queries<T>(shared, p, of);

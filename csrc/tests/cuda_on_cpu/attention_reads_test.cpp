@@ -1,5 +1,8 @@
 // How often attention copies keys and values to shared memory, counted while the kernels run on the
 // simulated device: once for all queries that read the same, up to 64.
+#include <algorithm>
+#include <vector>
+
 #include "cuda/launch.hpp"
 #include "cuda_runtime_api.h"
 #include "polyspec/attention.hpp"
@@ -9,8 +12,11 @@ namespace {
 
 constexpr int64_t kLength = 1100, kWidth = 32, kGroups = 2;  // keys of three spans
 
-// Reads of each key by all CTAs that have queries of its head.
-uint64_t reads(int64_t share, int64_t tokens, int shared_memory = 0) {
+// Of keys and values.
+uint64_t bytes_of(int64_t keys) { return static_cast<uint64_t>(2 * 2 * kGroups * keys * kWidth); }
+
+// Bytes that all CTAs read; the first keys are hidden.
+uint64_t bytes_read(int64_t share, int64_t tokens, int shared_memory = 0, int64_t hidden = 0) {
   polyspec::AttentionParams p;
   p.batch = 1;
   p.groups = kGroups;
@@ -30,6 +36,9 @@ uint64_t reads(int64_t share, int64_t tokens, int shared_memory = 0) {
   p.key = zeros(kGroups * kLength * kWidth);
   p.value = zeros(kGroups * kLength * kWidth);
   p.out = zeros(p.heads * tokens * kWidth);
+  std::vector<uint16_t> mask(kLength, 0);
+  std::fill_n(mask.begin(), hidden, 0xff7f);  // the lowest number
+  if (hidden > 0) p.mask = mask.data();       // of all tokens
   p.workspace = zeros(polyspec::attention_workspace_bytes(p) / 2);
   polyspec::cuda::force_shape(0, 0, shared_memory);  // no more CTAs than the queries need
   const uint64_t before = stand_in::bytes_copied();
@@ -41,18 +50,18 @@ uint64_t reads(int64_t share, int64_t tokens, int shared_memory = 0) {
                              static_cast<const void*>(p.workspace)}) {
     CHECK(cudaFree(const_cast<void*>(memory)) == cudaSuccess);
   }
-  constexpr uint64_t kBytes = 2 * 2 * kGroups * kLength * kWidth;  // of keys and values
-  CHECK_EQ(uint64_t{0}, all % kBytes);
-  return all / kBytes;
+  return all;
 }
 
 }  // namespace
 
 int main() {
-  for (const auto& [share, tokens] : {std::pair<int64_t, int64_t>{1, 1}, {8, 1}, {4, 13}, {8, 8}}) {
-    CHECK_EQ(uint64_t{1}, reads(share, tokens));
-  }
-  CHECK_EQ(uint64_t{2}, reads(5, 13));
-  CHECK_EQ(uint64_t{4}, reads(4, 13, 99 << 10));  // kernels for few queries alone have room
+  const uint64_t once = bytes_of(kLength);
+  for (const auto& [share, tokens] : {std::pair<int64_t, int64_t>{1, 1}, {8, 1}, {4, 13}, {8, 8}})
+    CHECK_EQ(once, bytes_read(share, tokens));
+  CHECK_EQ(2 * once, bytes_read(5, 13));
+  CHECK_EQ(4 * once, bytes_read(4, 13, 99 << 10));  // kernels for few queries alone have room
+  // Of a span that is hidden the first block alone.
+  CHECK_EQ(once - bytes_of(polyspec::kAttentionSpan - 128), bytes_read(4, 13, 0, 600));
   return 0;
 }

@@ -231,6 +231,11 @@ class AttentionCase : public LayerCase {
       const float hidden = random_.chance(0.5) ? -kInf : lowest;
       const double share = random_.unit();
       for (float& value : mask) value = random_.chance(share) ? hidden : 0.0f;
+      // The first keys, from all tokens or all but the last.
+      const int64_t first = random_.chance(0.4) ? random_.below(length_ + 1) : 0;
+      const int64_t rows = batch_ * tokens_ - (random_.chance(0.3) ? 1 : 0);
+      for (int64_t row = 0; row < rows; ++row)
+        std::fill_n(mask.begin() + row * length_, first, hidden);
       mask_ = put_logits(inputs, dtype_, mask);
     }
     if (!causal_ && random_.chance(0.6)) {
