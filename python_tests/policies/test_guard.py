@@ -179,106 +179,69 @@ def best(accept: Sequence[float]) -> tuple[int, float]:
 
 @dataclass
 class Rows:
-    """A batch of texts, decoded one after another with one policy."""
+    """A batch of texts. Each ends after `answer` tokens, and another follows: the drafter reads its
+    prompt as it comes, or, after plain decoding, with all missed tokens."""
 
     policy: policies.WindowPolicy
-    accept: Sequence[float]
+    accept: Sequence[float]  # by row
+    read: float = 0.0  # passes of a token of a prompt
+    prompt: int = 9
+    answer: int = 10**9
     windows: list[list[int]] = field(default_factory=list)  # of each round, by row
     spent: float = 0.0
     tokens: int = 0
+    read_tokens: int = 0
 
     def __post_init__(self) -> None:
-        self.random = random.Random(3)
+        self.random, self.batch = random.Random(3), len(self.accept)
+        self.left = [self.answer + 4 * n for n in range(self.batch)]
+        self.missed = [self.prompt] * self.batch
+        self.reports = [self.begun(n) for n in range(self.batch)]
 
-    def texts(self, rounds: int) -> float:
-        """Return the cost of these rounds, in plain passes of the batch per token of a row."""
-        batch, spent, tokens = len(self.accept), 0.0, 0
-        alone = verify(batch, 0)
-        reports = [RoundReport(n, [4], [1] * 9, 0, (), batch) for n in range(batch)]
-        for _ in range(rounds):
-            chosen = [self.policy.next(report)[0] for report in reports]
-            self.windows.append(chosen)
-            width, drafting = max(chosen), sum(window > 0 for window in chosen)
-            drafted = 0.01 * draft(drafting, width) if width else 0.0
-            verified = 0.01 * max(1.0, sum(window + 1 for window in chosen) / FREE)
-            spent += 100 * (drafted + verified)
-            told, reports = 0, []
-            for n, window in enumerate(chosen):
-                misses = (k for k in range(window) if self.random.random() >= self.accept[n])
-                run = next(misses, window)
-                steps = []
-                if window:
-                    again = told > 0
-                    steps.append(StepReport(2, window, 0, width, drafting, drafted, again))
-                    told += 1
-                steps.append(StepReport(1, window, run, width, batch, verified, n > 0))
-                tokens += run + 1
-                reports.append(RoundReport(n, [window], [1] * 9, run + 1, steps, batch))
-        self.spent += spent / alone
-        self.tokens += tokens
-        return spent / alone / (tokens / batch)
-
-
-@dataclass
-class Served:
-    """Rows with texts that end after 16 tokens; then another with a long prompt follows: the
-    drafter reads a prompt as it comes, or, after plain decoding, with all missed tokens."""
-
-    policy: policies.WindowPolicy
-    accept: float
-    read: float  # passes of a token of a prompt
-    rows: int = 4
-    prompt: int = 200
-    answer: int = 16
-
-    def __post_init__(self) -> None:
-        self.random = random.Random(4)
-        self.left = [self.answer + 4 * n for n in range(self.rows)]
-        self.read_tokens = 0
-        self.reports = [RoundReport(n, [4], [1] * self.prompt, 0, (), self.rows)
-                        for n in range(self.rows)]  # fmt: skip
-        self.missed = [self.prompt] * self.rows
+    def begun(self, row: int) -> RoundReport:
+        return RoundReport(row, [4], [1] * self.prompt, 0, (), self.batch)
 
     def rounds(self, count: int) -> float:
         """Return the passes of these rounds per token of a row; plain decoding takes 1."""
-        spent, tokens = 0.0, 0
+        spent, tokens = self.spent, self.tokens
         for _ in range(count):
-            windows = [self.policy.next(report)[0] for report in self.reports]
-            width, drafting = max(windows), sum(window > 0 for window in windows)
-            unread = sum(m for m, window in zip(self.missed, windows, strict=True) if window)
+            chosen = [self.policy.next(report)[0] for report in self.reports]
+            self.windows.append(chosen)
+            width, drafting = max(chosen), sum(window > 0 for window in chosen)
+            unread = sum(m for m, window in zip(self.missed, chosen, strict=True) if window)
             self.read_tokens += unread
             reading, drafted = self.read * unread, draft(drafting, width)
-            verified = max(1.0, sum(window + 1 for window in windows) / FREE)
-            spent += reading + drafted + verified
+            verified = max(1.0, sum(window + 1 for window in chosen) / FREE)
+            self.spent += reading + drafted + verified
             told = 0
-            for n, window in enumerate(windows):
-                misses = (k for k in range(window) if self.random.random() >= self.accept)
+            for n, window in enumerate(chosen):
+                misses = (k for k in range(window) if self.random.random() >= self.accept[n])
                 run = min(next(misses, window), self.left[n] - 1)
-                tokens += run + 1
+                self.tokens += run + 1
                 self.left[n] -= run + 1
                 self.missed[n] = 0 if window else self.missed[n] + run + 1
-                steps = [StepReport(1, window, run, width, self.rows, 0.01 * verified, n > 0)]
+                steps = [StepReport(1, window, run, window, self.batch, 0.01 * verified, n > 0)]
                 if window:
                     seconds, again = 0.01 * drafted, told > 0
                     steps.insert(0, StepReport(2, window, 0, width, drafting, seconds, again))
                     told += 1
                 if reading:
                     steps.insert(0, StepReport(2, 0, 0, 0, 1, 0.01 * reading, True))
-                self.reports[n] = RoundReport(n, [window], [1] * 9, run + 1, steps, self.rows)
+                self.reports[n] = RoundReport(n, [window], [1] * 9, run + 1, steps, self.batch)
                 if self.left[n] == 0:
                     self.left[n], self.missed[n] = self.answer, self.prompt
-                    self.reports[n] = RoundReport(n, [4], [1] * self.prompt, 0, (), self.rows)
-        return spent / (tokens / self.rows)
+                    self.reports[n] = self.begun(n)
+        return (self.spent - spent) / (self.tokens - tokens) * self.batch
 
 
 @pytest.mark.parametrize("name", [*BY_TIMES, "cached-fsm", "fixed"])
 def test_prompts_that_the_drafter_reads_count(name: str) -> None:
     """Rounds of drafting gain, and lose more where the drafter reads prompts of short answers."""
     if name in BY_TIMES:
-        gains = Served(policies.named(name), 0.8, 0.0)
+        gains = Rows(policies.named(name), [0.8] * 4, 0.0, prompt=200, answer=16)
         gains.rounds(100)
         assert gains.rounds(1000) < 0.75
-    loses = Served(policies.POLICIES[name](guard=True), 0.8, 0.01)
+    loses = Rows(policies.POLICIES[name](guard=True), [0.8] * 4, 0.01, prompt=200, answer=16)
     loses.rounds(100)
     assert loses.rounds(3000) < 1.03
 
@@ -290,7 +253,7 @@ def test_one_row_reads_for_the_first_drafts_of_a_batch(
 ) -> None:
     """Where the drafter takes long to read prompts, and drafting does not pay, only one is read;
     the others are read at once where it pays."""
-    run = Served(policies.named(name), accept, 0.05, rows, answer=400)
+    run = Rows(policies.named(name), [accept] * rows, 0.05, prompt=200, answer=400)
     run.rounds(3)
     assert run.read_tokens == run.prompt + 1 if not pays else rows * run.prompt < run.read_tokens
     each = run.rounds(1500)
@@ -305,8 +268,8 @@ def test_windows_shrink_as_rows_become_more(name: str) -> None:
         accept = [0.8] * batch
         assert best(accept)[0] == window
         run = Rows(policies.named(name), accept)
-        run.texts(300)
-        assert run.texts(2000) <= best(accept)[1] * 1.03
+        run.rounds(300)
+        assert run.rounds(2000) <= best(accept)[1] * 1.03
         chosen.append(statistics.mode(row[0] for row in run.windows[-300:]))
         assert abs(chosen[-1] - window) <= (1 if batch == 1 else 0)
     assert chosen[1:] == [3, 2, 0]
@@ -319,10 +282,10 @@ def test_no_batch_is_slower_than_its_plain_decoding(name: str, accept: float) ->
     draft."""
     assert best([accept] * 8)[0] == 0
     run = Rows(policies.POLICIES[name](guard=True), [accept] * 8)
-    run.texts(60)
+    run.rounds(60)
     first, tokens = run.spent, run.tokens / 8
     assert first - tokens < 32  # passes, of all rounds until drafting is known to lose
-    run.texts(2000)
+    run.rounds(2000)
     assert run.spent - first < 1.02 * (run.tokens / 8 - tokens)
     assert [0] * 8 in run.windows[60:]
 
@@ -333,12 +296,12 @@ def test_a_row_that_would_gain_does_not_slow_the_others_down(name: str) -> None:
     seven others would wait for them."""
     accept = [0.97] + [0.05] * 7
     run = Rows(policies.named(name), accept)
-    run.texts(60)
+    run.rounds(60)
     assert all(len(set(row)) == 1 for row in run.windows if row != [2] + [0] * 7)
-    assert run.texts(1500) < 1.02
+    assert run.rounds(1500) < 1.02
     alone = Rows(policies.named(name), accept[:1])
-    alone.texts(60)
-    assert alone.texts(300) < 0.5
+    alone.rounds(60)
+    assert alone.rounds(300) < 0.5
 
 
 @pytest.mark.parametrize("name", BY_TIMES)
@@ -347,15 +310,15 @@ def test_another_batch_is_measured_anew(name: str) -> None:
     two tokens, before windows are chosen; and the policy speculates again for one."""
     policy = policies.named(name)
     one = Rows(policy, [0.8])
-    one.texts(200)
+    one.rounds(200)
     assert one.windows[:2] == [[0], [2]]  # plainly, and then few tokens
     assert one.windows[-1][0] > 4
     many = Rows(policy, [0.8] * 8)
-    many.texts(50)
+    many.rounds(50)
     assert many.windows[:3] == [[0] * 8, [2] + [0] * 7, [2] * 8]
     assert [0] * 8 in many.windows[3:6]  # tried again after the first round, which is slower
     assert many.windows[-30:] == [[0] * 8] * 30
     assert many.spent < many.tokens / 8 + 16
     again = Rows(policy, [0.8])
-    again.texts(400)
+    again.rounds(400)
     assert again.windows[-1][0] > 4
