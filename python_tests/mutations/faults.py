@@ -1090,7 +1090,7 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
         "policies: a renewal block has no correction": (
             "    sum += more * survival(j);\n    more -= pending[j];",
             "    more -= pending[j];\n    sum += more * survival(j);",
-            "policies/test_guard.py::test_drafting_that_wins_is_as_fast_as_the_best_window[joint-0.6]",
+            "policies/test_guard.py::test_drafting_that_wins_is_as_fast_as_the_best_window[joint-0.3]",
         ),
     },
     "polyspec_ext/planning/theory.py": {

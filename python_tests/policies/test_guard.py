@@ -7,7 +7,7 @@ import itertools
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -17,161 +17,36 @@ from polyspec_ext.policies import RoundReport, StepReport
 BY_TIMES = ["online", "joint"]
 
 
-@dataclass
-class Costs:
-    """Of a chain of two levels, in passes of the target that read one token."""
+FREE = 8  # rows whose drafts take the time of one row's
 
-    verify: Callable[[int], float]  # of a pass that verifies so many tokens
-    draft: float  # of a drafted token
-    read: float  # of a token that the drafter has missed
+
+@dataclass(frozen=True)
+class Costs:
+    """In passes of the target that read a token of one row."""
+
+    verify: Callable[[int], float]  # of a pass of the target that reads so many tokens
+    draft: float = 0.1  # of a drafted token
+    read: float = 0.0  # of a token that the drafter has missed
+
+    def drafts(self, batch: int, window: int) -> float:
+        return self.draft * window * max(1.0, batch / FREE)
 
 
 # A 1.5B target and a 0.5B draft on a processor without instructions for 8-bit products: a token
 # more in a pass costs nearly a pass.
-NARROW = Costs(lambda tokens: 1 + 0.93 * tokens, 0.36, 0.12)
-WIDE = Costs(lambda tokens: 1 + 0.02 * tokens, 0.1, 0.001)
+NARROW = Costs(lambda tokens: 0.07 + 0.93 * tokens, 0.36, 0.12)
+WIDE = Costs(lambda tokens: 0.98 + 0.02 * tokens, 0.1, 0.001)
+# Of 8 tokens memory bounds the time, from there on arithmetic does.
+SHARED = Costs(lambda tokens: max(1.0, tokens / 8))
 
 
-@dataclass
-class Simulated:
-    policy: policies.Adaptive
-    windows: Sequence[int] = (4,)
-    spent: float = 0.0
-    tokens: int = 0
-
-    def __post_init__(self) -> None:
-        self.random = random.Random(1)
-        self.drafted: list[int] = []  # by round, of all texts
-        self.caught_up: list[int] = []
-
-    def text(self, costs: Costs, accept: float, length: int, prompt: int = 40) -> float:
-        """Decode a text; return its time over the plain passes of as many tokens."""
-        tokens, missed, spent = [1] * prompt, prompt, 0.0
-        report = RoundReport(0, self.windows, tokens, 0)
-        while len(tokens) < prompt + length:
-            (window,) = self.policy.next(report)
-            steps = []
-            if window and missed >= 8:
-                self.caught_up.append(missed)
-                steps.append(StepReport(2, 0, 0, 0, 1, 0.01 * costs.read * missed, True))
-            if window:
-                seconds = 0.01 * costs.draft * window
-                steps.append(StepReport(2, window, 0, window, 1, seconds))
-            misses = (k for k in range(window) if self.random.random() >= accept)
-            run = next(misses, window)
-            seconds = 0.01 * costs.verify(window)
-            steps.append(StepReport(1, window, run, window, 1, seconds))
-            tokens = [*tokens, *[5] * (run + 1)]
-            missed = 0 if window else missed + run + 1
-            report = RoundReport(0, [window], tokens, run + 1, steps)
-            self.drafted.append(window)
-            spent += 100 * sum(step.seconds for step in steps)
-        self.spent += spent
-        self.tokens += len(tokens) - prompt
-        return spent / (len(tokens) - prompt)
-
-
-def best_fixed(costs: Costs, accept: float) -> float:
-    """Passes per token of the best window that stays."""
-    return min(
-        (costs.draft * w + costs.verify(w)) / sum(accept**i for i in range(w + 1))
-        for w in range(17)
-    )
-
-
-@pytest.mark.parametrize("length", [40, 1000])
-@pytest.mark.parametrize("accept", [0.0, 0.3, 0.7, 0.85, 0.95])
-@pytest.mark.parametrize("name", BY_TIMES)
-def test_drafting_that_loses_costs_little(name: str, accept: float, length: int) -> None:
-    """At most 1.03 times plain decoding, and after the first texts no more than `guard_share`."""
-    assert best_fixed(NARROW, accept) == 1
-    run = Simulated(policies.named(name))
-    for _ in range(1000 // length):
-        run.text(NARROW, accept, length)
-    assert run.spent < 1.03 * run.tokens
-    assert sum(w > 0 for w in run.drafted) < 10
-    first, tokens = run.spent - run.tokens, run.tokens
-    for _ in range(8000 // length):
-        run.text(NARROW, accept, length)
-    assert run.spent - run.tokens < first + 0.02 * (run.tokens - tokens)
-    assert sum(w > 0 for w in run.drafted) > 4  # it has asked again
-
-
-@pytest.mark.parametrize("name", [*BY_TIMES, "cached-fsm", "fixed"])
-def test_plain_passes_are_timed_by_themselves(name: str) -> None:
-    """Any pass with drafts takes nearly three plain passes: a line through all widths would
-    overrate the cost of plain passes, and count losses as gains."""
-    costs = Costs(lambda tokens: 2.9 + 0.1 * tokens if tokens else 1.0, 0.3, 0.01)
-    assert best_fixed(costs, 0.85) == 1
-    run = Simulated(policies.POLICIES[name](guard=True))
-    for _ in range(25):
-        run.text(costs, 0.85, 40)
-    assert run.spent < 1.04 * run.tokens
-
-
-@pytest.mark.parametrize("accept", [0.3, 0.6, 0.8, 0.9])
-@pytest.mark.parametrize("name", BY_TIMES)
-def test_drafting_that_wins_is_as_fast_as_the_best_window(name: str, accept: float) -> None:
-    run = Simulated(policies.named(name))
-    for _ in range(4):
-        run.text(WIDE, accept, 1000)
-    assert run.spent / run.tokens < best_fixed(WIDE, accept) / 0.97
-
-
-@pytest.mark.parametrize("name", BY_TIMES)
-def test_trials_become_rare_and_are_paid_for(name: str) -> None:
-    """Count the tokens from trial to trial; a trial costs that share of them."""
-    run = Simulated(policies.named(name))
-    free = Costs(NARROW.verify, NARROW.draft, 0.0)
-    run.text(free, 0.5, 8000)
-    plain = [len(list(g)) for drafts, g in itertools.groupby(run.drafted, bool) if not drafts]
-    assert len(plain) > 5
-    assert plain[2:-1] == sorted(plain[2:-1])
-    assert plain[-2] > 500
-
-
-@pytest.mark.parametrize("name", BY_TIMES)
-def test_a_drafter_far_behind_waits_for_the_next_text(name: str) -> None:
-    """To read missed tokens costs more with every token, and is cheapest at the begin of a text."""
-    run = Simulated(policies.named(name))
-    run.text(NARROW, 0.7, 4000)
-    assert run.caught_up == [41]
-    run.text(NARROW, 0.7, 100)
-    assert run.caught_up[1:] == [41]
-
-
-def test_texts_that_end_before_drafts_have_paid_for_the_prompt() -> None:
-    """Drafting wins token by token, but not the time in which the drafter reads the prompts."""
-    costs = Costs(WIDE.verify, WIDE.draft, 0.05)
-    run = Simulated(policies.Joint())
-    for _ in range(300):
-        run.text(costs, 0.6, 8, prompt=400)
-    assert len(run.caught_up) < 6
-    run = Simulated(policies.Joint())
-    for _ in range(10):
-        run.text(costs, 0.6, 400, prompt=400)
-    assert len(run.caught_up) == 10
-
-
-FREE = 8  # tokens of a pass that memory bounds; from there on arithmetic does
-DRAFT = 0.1  # a pass of the drafter, as a part of that pass
-
-
-def verify(batch: int, window: int) -> float:
-    return max(1.0, batch * (window + 1) / FREE)
-
-
-def draft(batch: int, window: int) -> float:
-    return DRAFT * window * max(1.0, batch / FREE)
-
-
-def best(accept: Sequence[float]) -> tuple[int, float]:
+def best(costs: Costs, accept: Sequence[float]) -> tuple[int, float]:
     """The window of the least time per token and row, and that time."""
     batch = len(accept)
 
     def each(window: int) -> float:
         tokens = sum(sum(a**i for i in range(window + 1)) for a in accept) / batch
-        return (verify(batch, window) + draft(batch, window)) / tokens
+        return (costs.verify(batch * (window + 1)) + costs.drafts(batch, window)) / tokens
 
     window = min(range(17), key=each)
     return window, each(window)
@@ -184,13 +59,13 @@ class Rows:
 
     policy: policies.WindowPolicy
     accept: Sequence[float]  # by row
-    read: float = 0.0  # passes of a token of a prompt
-    prompt: int = 9
+    costs: Costs = SHARED
+    prompt: int = 40
     answer: int = 10**9
     windows: list[list[int]] = field(default_factory=list)  # of each round, by row
     spent: float = 0.0
     tokens: int = 0
-    read_tokens: int = 0
+    caught_up: list[int] = field(default_factory=list)  # missed tokens, by reading
 
     def __post_init__(self) -> None:
         self.random, self.batch = random.Random(3), len(self.accept)
@@ -208,10 +83,10 @@ class Rows:
             chosen = [self.policy.next(report)[0] for report in self.reports]
             self.windows.append(chosen)
             width, drafting = max(chosen), sum(window > 0 for window in chosen)
-            unread = sum(m for m, window in zip(self.missed, chosen, strict=True) if window)
-            self.read_tokens += unread
-            reading, drafted = self.read * unread, draft(drafting, width)
-            verified = max(1.0, sum(window + 1 for window in chosen) / FREE)
+            unread = [m for m, w in zip(self.missed, chosen, strict=True) if w and m >= 8]
+            self.caught_up += unread
+            reading, drafted = self.costs.read * sum(unread), self.costs.drafts(drafting, width)
+            verified = self.costs.verify(sum(window + 1 for window in chosen))
             self.spent += reading + drafted + verified
             told = 0
             for n, window in enumerate(chosen):
@@ -234,14 +109,79 @@ class Rows:
         return (self.spent - spent) / (self.tokens - tokens) * self.batch
 
 
+@pytest.mark.parametrize("length", [40, 1000])
+@pytest.mark.parametrize("accept", [0.0, 0.3, 0.7, 0.85, 0.95])
+@pytest.mark.parametrize("name", BY_TIMES)
+def test_drafting_that_loses_costs_little(name: str, accept: float, length: int) -> None:
+    """At most 1.03 times plain decoding, and after the first texts no more than `guard_share`."""
+    assert best(NARROW, [accept])[0] == 0
+    run = Rows(policies.named(name), [accept], NARROW, answer=length)
+    run.rounds(1000)
+    assert run.spent < 1.03 * run.tokens
+    assert sum(w > 0 for (w,) in run.windows) < 10
+    first, tokens = run.spent - run.tokens, run.tokens
+    run.rounds(8000)
+    assert run.spent - run.tokens < first + 0.02 * (run.tokens - tokens)
+    assert sum(w > 0 for (w,) in run.windows) > 4  # it has asked again
+
+
+@pytest.mark.parametrize("name", [*BY_TIMES, "cached-fsm", "fixed"])
+def test_plain_passes_are_timed_by_themselves(name: str) -> None:
+    """Any pass with drafts takes nearly three plain passes: a line through all widths would
+    overrate the cost of plain passes, and count losses as gains."""
+    costs = Costs(lambda tokens: 2.8 + 0.1 * tokens if tokens > 1 else 1.0, 0.3, 0.01)
+    assert best(costs, [0.85])[0] == 0
+    assert Rows(policies.POLICIES[name](guard=True), [0.85], costs, answer=40).rounds(1000) < 1.04
+
+
+@pytest.mark.parametrize("accept", [0.3, 0.6, 0.8, 0.9])
+@pytest.mark.parametrize("name", BY_TIMES)
+def test_drafting_that_wins_is_as_fast_as_the_best_window(name: str, accept: float) -> None:
+    run = Rows(policies.named(name), [accept], WIDE, answer=1000)
+    assert run.rounds(1000) < best(WIDE, [accept])[1] / 0.97
+
+
+@pytest.mark.parametrize("name", BY_TIMES)
+def test_trials_become_rare_and_are_paid_for(name: str) -> None:
+    """Count the tokens from trial to trial; a trial costs that share of them."""
+    run = Rows(policies.named(name), [0.5], replace(NARROW, read=0.0))
+    run.rounds(8000)
+    plain = [len(list(g)) for drafts, g in itertools.groupby(run.windows, any) if not drafts]
+    assert len(plain) > 5
+    assert plain[3:-1] == sorted(plain[3:-1])
+    assert plain[-2] > 500
+
+
+@pytest.mark.parametrize("name", BY_TIMES)
+def test_a_drafter_far_behind_waits_for_the_next_text(name: str) -> None:
+    """To read missed tokens costs more with every token, and is cheapest at the begin of a text."""
+    run = Rows(policies.named(name), [0.7], NARROW, answer=4000)
+    run.rounds(3900)
+    assert run.caught_up == [41]
+    run.rounds(200)
+    assert run.caught_up == [41, 41]
+
+
+def test_texts_that_end_before_drafts_have_paid_for_the_prompt() -> None:
+    """Drafting wins token by token, but not the time in which the drafter reads the prompts."""
+    costs = replace(WIDE, read=0.05)
+    run = Rows(policies.Joint(), [0.6], costs, prompt=400, answer=8)
+    run.rounds(2400)
+    assert len(run.caught_up) < 6
+    run = Rows(policies.Joint(), [0.6], costs, prompt=400, answer=400)
+    run.rounds(2000)
+    assert len(run.caught_up) >= run.tokens // 400 >= 10
+
+
 @pytest.mark.parametrize("name", [*BY_TIMES, "cached-fsm", "fixed"])
 def test_prompts_that_the_drafter_reads_count(name: str) -> None:
     """Rounds of drafting gain, and lose more where the drafter reads prompts of short answers."""
     if name in BY_TIMES:
-        gains = Rows(policies.named(name), [0.8] * 4, 0.0, prompt=200, answer=16)
+        gains = Rows(policies.named(name), [0.8] * 4, prompt=200, answer=16)
         gains.rounds(100)
         assert gains.rounds(1000) < 0.75
-    loses = Rows(policies.POLICIES[name](guard=True), [0.8] * 4, 0.01, prompt=200, answer=16)
+    policy, costs = policies.POLICIES[name](guard=True), replace(SHARED, read=0.01)
+    loses = Rows(policy, [0.8] * 4, costs, prompt=200, answer=16)
     loses.rounds(100)
     assert loses.rounds(3000) < 1.03
 
@@ -253,9 +193,10 @@ def test_one_row_reads_for_the_first_drafts_of_a_batch(
 ) -> None:
     """Where the drafter takes long to read prompts, and drafting does not pay, only one is read;
     the others are read at once where it pays."""
-    run = Rows(policies.named(name), [accept] * rows, 0.05, prompt=200, answer=400)
+    costs = replace(SHARED, read=0.05)
+    run = Rows(policies.named(name), [accept] * rows, costs, prompt=200, answer=400)
     run.rounds(3)
-    assert run.read_tokens == run.prompt + 1 if not pays else rows * run.prompt < run.read_tokens
+    assert len(run.caught_up) == (rows if pays else 1)
     each = run.rounds(1500)
     assert each < 0.9 if pays else 1 <= each < 1.02
 
@@ -266,10 +207,10 @@ def test_windows_shrink_as_rows_become_more(name: str) -> None:
     chosen = []
     for batch, window in ((1, 6), (2, 3), (3, 2), (8, 0)):
         accept = [0.8] * batch
-        assert best(accept)[0] == window
+        assert best(SHARED, accept)[0] == window
         run = Rows(policies.named(name), accept)
         run.rounds(300)
-        assert run.rounds(2000) <= best(accept)[1] * 1.03
+        assert run.rounds(2000) <= best(SHARED, accept)[1] * 1.03
         chosen.append(statistics.mode(row[0] for row in run.windows[-300:]))
         assert abs(chosen[-1] - window) <= (1 if batch == 1 else 0)
     assert chosen[1:] == [3, 2, 0]
@@ -280,7 +221,7 @@ def test_windows_shrink_as_rows_become_more(name: str) -> None:
 def test_no_batch_is_slower_than_its_plain_decoding(name: str, accept: float) -> None:
     """Fill a pass with eight rows: each further token costs as much as a plain one, and the
     draft."""
-    assert best([accept] * 8)[0] == 0
+    assert best(SHARED, [accept] * 8)[0] == 0
     run = Rows(policies.POLICIES[name](guard=True), [accept] * 8)
     run.rounds(60)
     first, tokens = run.spent, run.tokens / 8
