@@ -54,6 +54,8 @@ struct AttentionShared {
   int head[kMost], token[kMost];
   int seen[kMost];  // keys of the span
 };
+static_assert(sizeof(AttentionShared<kFewQueries>) <= 99 << 10, "every device has room for few");
+static_assert(2 * sizeof(AttentionShared<kFewQueries>) <= 226 << 10, "and sm_90 for two CTAs");
 
 // The queries of a CTA.
 struct Queries {
