@@ -6,7 +6,7 @@
 namespace bindings {
 
 // Of parameters with batch and tokens. cosine and sine [p, d]; positions [b or 1, t or 1]; none:
-// those after `lengths`, [b].
+// the positions after `lengths`, [b].
 template <class Params>
 void set_angles(const Tensor& cosine, const Tensor& sine, const OptTensor& positions,
                 const int64_t* lengths, const Place& place, int32_t dtype, Params* p) {
