@@ -13,46 +13,43 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
 import polyspec_ext._C  # noqa: F401, registers the operators
 from polyspec_ext.levels.fused import CachedLayers
+from polyspec_ext.levels.products import CudaLinear, RowProduct
 from polyspec_ext.ops import decoder
 from polyspec_ext.ops.decoder import LayerParts, LayerShape
-from polyspec_ext.quantization import weights as int4
+from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 
 WIDTH, HEADS, GATED, LAYERS, EPSILON = 4096, 32, 11008, 32, 1e-5
 SLOTS, LENGTH, TURNS, REPLAYS = 512, 300, 2, 50
 DEVICE = "cuda"
 
 
-def product_of(
-    bits: int, outputs: int, inputs: int, gated: bool = False
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a product with random weights, and the gated activation of its results."""
+def product_of(bits: int, outputs: int, inputs: int) -> RowProduct:
+    """Return a product with random weights."""
     if bits == 16:
-        weight = torch.randn(outputs, inputs, device=DEVICE, dtype=torch.bfloat16) / inputs**0.5
-        product = partial(torch.nn.functional.linear, weight=weight)
-        return (lambda x: decoder.gated(product(x))) if gated else product
+        form = {"bias": False, "device": DEVICE, "dtype": torch.bfloat16}
+        return CudaLinear([torch.nn.Linear(inputs, outputs, **form)])
     values = torch.randint(0, 16, (outputs, inputs), device=DEVICE, dtype=torch.uint8)
     scales = torch.full((outputs, inputs // 128), 0.2 / inputs**0.5, device=DEVICE)
-    packed = int4.pack(values, scales, torch.zeros_like(scales), 128)
-    call = int4.gated_product if gated else int4.product
-    return partial(call, packed=packed, outputs=outputs, group=128)
+    return CudaInt4Linear(Int4Weights(values, scales, torch.zeros_like(scales)), device=DEVICE)
 
 
 def layers_of(bits: int) -> CachedLayers:
     def norm() -> torch.Tensor:
         return torch.randn(WIDTH, device=DEVICE, dtype=torch.bfloat16)
 
-    product = partial(product_of, bits)
     return CachedLayers(
         [
             LayerParts(
-                norm(), norm(), None, None, None, product(3 * WIDTH, WIDTH), product(WIDTH, WIDTH),
-                product(2 * GATED, WIDTH, gated=True), product(WIDTH, GATED),
+                norm(), norm(), None, None, None,
+                product_of(bits, 3 * WIDTH, WIDTH).entering(gated=False),
+                product_of(bits, WIDTH, WIDTH).leaving(),
+                product_of(bits, 2 * GATED, WIDTH).entering(gated=True),
+                product_of(bits, WIDTH, GATED).leaving(),
             )
             for _ in range(LAYERS)
         ],
@@ -69,13 +66,13 @@ def pass_of(layers: CachedLayers, tokens: int) -> Callable[[], torch.Tensor]:
         return torch.randn(*shape, device=DEVICE, dtype=torch.bfloat16)
 
     keys, values = ([random(1, HEADS, SLOTS, head) for _ in range(LAYERS)] for _ in range(2))
-    x, cosine, sine = random(1, tokens, WIDTH), random(1, tokens, head), random(1, tokens, head)
+    x, cosine, sine = random(1, tokens, WIDTH), random(SLOTS, head), random(SLOTS, head)
     lengths = torch.tensor([LENGTH], device=DEVICE)
 
     def attention(number: int, product: torch.Tensor) -> torch.Tensor:
         slots = keys[number], values[number]
         form = lengths, None, HEADS, None, None, EPSILON
-        query, _ = decoder.rotary_append(product, None, cosine, sine, *slots, *form)
+        query, _ = decoder.rotary_append(product, None, cosine, sine, None, *slots, *form)
         return decoder.attention(query, *slots, None, layers.shape.scale, lengths=lengths)
 
     return lambda: layers.through(x, attention)[0]

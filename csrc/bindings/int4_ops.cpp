@@ -123,10 +123,16 @@ Tensor aligned_rows(const Tensor& x) {
   return aligned ? rows : torch::stable::clone(rows);
 }
 
-// x [m, inputs].
-template <bool gated>
+const void* aligned_data(const Tensor& x, Tensor* kept) {
+  const bool aligned = reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+  *kept = aligned ? x : torch::stable::clone(x);
+  return kept->const_data_ptr();
+}
+
+// x [m, inputs], residual [m, outputs], norm [inputs].
 Tensor product_of(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group,
-                  bool float_scales) {
+                  bool float_scales, bool gated = false, const OptTensor& norm = {},
+                  double epsilon = 0.0, const OptTensor& residual = {}) {
   STD_TORCH_CHECK(x.dim() == 2, "x: expected 2 dimensions, got ", x.dim());
   expect_unit_stride(x, "x");
   const Place place(x);
@@ -141,11 +147,25 @@ Tensor product_of(const Tensor& x, const Tensor& packed, int64_t outputs, int64_
   params.y_stride = gated ? outputs / 2 : outputs;
   const Tensor y = empty(place, {params.tokens, params.y_stride}, dtype_of(x));
   params.y = y.mutable_data_ptr();
+  const Tensor normed = empty(place, {norm.has_value() ? params.tokens : 0, x.size(1)}, dtype_of(x));
+  Tensor weight = x;
+  if (norm.has_value()) {
+    contiguous_data(x, "x", place, {params.tokens, x.size(1)}, dtype_of(x));
+    contiguous_data(*norm, "norm", place, {x.size(1)}, dtype_of(x));
+    params.norm = aligned_data(*norm, &weight);
+    params.epsilon = static_cast<float>(epsilon);
+    params.normed = normed.mutable_data_ptr();
+  }
+  if (residual.has_value()) {
+    params.residual = contiguous_data(*residual, "residual", place,
+                                      {params.tokens, params.y_stride}, dtype_of(x));
+  }
   if (place.cuda()) {
     run_on_cuda(gated ? &polyspec::int4_gated_product : &polyspec::int4_product, params, place);
     return y;
   }
-  STD_TORCH_CHECK(!gated, "x: expected a CUDA tensor, got one on the CPU");
+  STD_TORCH_CHECK(!gated && !norm.has_value() && !residual.has_value(),
+                  "x: expected a CUDA tensor, got one on the CPU");
   const Tensor workspace =
       empty(place, {polyspec::int4_workspace_bytes(params.shape, params.tokens)},
             aoti_torch_dtype_uint8());
@@ -156,11 +176,13 @@ Tensor product_of(const Tensor& x, const Tensor& packed, int64_t outputs, int64_
 
 Tensor int4_product(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group,
                     bool float_scales) {
-  return product_of<false>(x, packed, outputs, group, float_scales);
+  return product_of(x, packed, outputs, group, float_scales);
 }
 
-Tensor int4_gated_product(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group) {
-  return product_of<true>(x, packed, outputs, group, false);
+Tensor int4_layer_product(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group,
+                          bool gated, const OptTensor& norm, double epsilon,
+                          const OptTensor& residual) {
+  return product_of(x, packed, outputs, group, false, gated, norm, epsilon, residual);
 }
 
 }  // namespace
@@ -178,7 +200,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
   m.def(
       "int4_product(Tensor x, Tensor packed, int outputs, int group, bool float_scales) -> "
       "Tensor");
-  m.def("int4_gated_product(Tensor x, Tensor packed, int outputs, int group) -> Tensor");
+  m.def(
+      "int4_layer_product(Tensor x, Tensor packed, int outputs, int group, bool gated, "
+      "Tensor? norm, float epsilon, Tensor? residual) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
@@ -186,11 +210,11 @@ STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
   m.impl("int4_pack", TORCH_BOX(&int4_pack));
   m.impl("int4_unpack", TORCH_BOX(&int4_unpack));
   m.impl("int4_product", TORCH_BOX(&int4_product));
-  m.impl("int4_gated_product", TORCH_BOX(&int4_gated_product));
+  m.impl("int4_layer_product", TORCH_BOX(&int4_layer_product));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) {
   m.impl("int4_pack", TORCH_BOX(&int4_pack));
   m.impl("int4_product", TORCH_BOX(&int4_product));
-  m.impl("int4_gated_product", TORCH_BOX(&int4_gated_product));
+  m.impl("int4_layer_product", TORCH_BOX(&int4_layer_product));
 }

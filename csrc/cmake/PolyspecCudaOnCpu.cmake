@@ -115,7 +115,7 @@ if(POLYSPEC_BUILD_PYTHON)
       python_tests/ops/test_layer.py::test_is_the_norm
       python_tests/ops/test_attention.py::test_lengths_are_what_their_mask_is
       python_tests/ops/test_int4.py::test_multiplies_where_the_weights_are
-      python_tests/ops/test_int4.py::test_a_gated_product_is_two_calls_in_one
+      python_tests/ops/test_int4.py::test_a_product_of_a_layer_is_its_operators
       python_tests/levels/test_cuda_layers.py::test_operators_one_by_one_have_the_bits_of_one_call
     WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}")
   set(support "${CMAKE_CURRENT_SOURCE_DIR}:${CMAKE_CURRENT_SOURCE_DIR}/python_tests/support")
@@ -288,6 +288,10 @@ polyspec_plant(last_group_multiplied_twice ${stream} "        if (i > 0 && i >= 
 polyspec_plant(activations_not_awaited ${stream} "    __syncthreads();  // the activations are there\n" "" "data race" int4 20)
 polyspec_plant(sums_of_activations_not_awaited ${stream} "  __syncthreads();  // the sums of activations are there\n" ""
                "data race" int4 20)
+polyspec_plant(sums_of_squares_not_awaited ${stream} "    __syncthreads();  // the sums of squares are there\n" "" "data race" int4 40)
+polyspec_plant(factors_not_awaited ${stream} "    __syncthreads();  // the factors are there\n" "" "data race" int4 40)
+polyspec_plant(normed_not_awaited ${stream} "    __syncthreads();  // all are normed\n" "" "data race" int4 40)
+polyspec_plant(norm_left_out cuda/int4.cu "  if (ctas > 1) *result = norm_first(&p, stream);" "  if (ctas > 1) p.norm = nullptr;" "int4 case" int4 40)
 polyspec_plant(streamed_sums_not_doubled ${stream} "turn ^= Shared::kBuffers - 1" "turn ^= 0" "data race|int4 case" int4 40)
 polyspec_plant(streamed_sums_not_awaited ${stream} "    meet();  // the sums are written" "    // the sums are written" "${wrong}" int4 20)
 polyspec_plant(streamed_sums_overwritten ${stream} "    if (Shared::kBuffers == 1) meet();  // the sums are read\n" "" "${wrong}" int4 40)

@@ -209,7 +209,7 @@ class CachedLayers:
     appends them, with the same bits: in a first pass, which allocates memory, in a streaming cache,
     and with masks by type of layer.
 
-    On CUDA a layer is 9 launches if each product is one launch, 8 in 4 bits, and one more where
+    On CUDA a layer is 9 launches if each product is one launch, 6 in 4 bits, and one more where
     attention reads more than 512 slots. The device reads the number of slots that queries see.
 
     Args:
@@ -323,26 +323,20 @@ class CachedLayers:
             The states after the last layer, ``[B, T, N]``, and before each of the layers `taken`.
         """
         shape, epsilon = x.shape, self.shape.epsilon
-        rows, update = x.reshape(-1, shape[2]), None
+        rows, more = x.reshape(-1, shape[2]), None
         states = list[Tensor]()
         for number, layer in enumerate(self.layers):
-            norm = layer.attention_norm
-            if update is not None:
-                assert norm is not None
-                rows, normed = operators.add_rms_norm(rows, update, norm, epsilon)
-            elif first is not None:
-                normed = first.flatten(0, 1)
+            if first is not None and number == 0:
+                _, product = layer.attention_in(first.flatten(0, 1), None, None, epsilon)
             else:
-                assert norm is not None
-                normed = operators.rms_norm(rows, norm, epsilon)
+                rows, product = layer.attention_in(rows, more, layer.attention_norm, epsilon)
             if number in taken:
                 states.append(rows.view(shape))
-            results = attention(number, layer.attention_in(normed))
-            added = layer.attention_out(results.flatten(2).flatten(0, 1))
-            rows, normed = operators.add_rms_norm(rows, added, layer.gated_norm, epsilon)
-            update = layer.gated_out(layer.gated_in(normed))
-        assert update is not None
-        return (rows + update).view(shape), states
+            results = attention(number, product).flatten(2).flatten(0, 1)
+            rows, more = layer.attention_out(results, rows)
+            rows, gates = layer.gated_in(rows, more, layer.gated_norm, epsilon)
+            rows, more = layer.gated_out(gates, rows)
+        return (rows if more is None else rows + more).view(shape), states
 
 
 def cached_layers(
@@ -370,10 +364,9 @@ def cached_layers(
     ((shape, head_dim),) = shapes
 
     def function(name: str, product: RowProduct) -> Any:
-        # A late bias is added where the heads are split.
-        if name == "attention_in" and product.late:
-            return product.product
-        return product.gated_function() if name == "gated_in" else product.function()
+        # (A late bias of `attention_in` is added where the heads are split.)
+        enters = name in ("attention_in", "gated_in")
+        return product.entering(name == "gated_in") if enters else product.leaving()
 
     return CachedLayers(_with_products(layers, function), shape, numbers, head_dim)
 

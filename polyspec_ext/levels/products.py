@@ -67,6 +67,12 @@ def huge_pages(size: int) -> Tensor:
 # ---- products ------------------------------------------------------------------------------------
 
 
+# (states [M, in], addend or None, weight or None, epsilon) -> (sum, product of its norm, if any)
+EnteringProduct = Callable[[Tensor, Tensor | None, Tensor | None, float], tuple[Tensor, Tensor]]
+# (x [M, in], states [M, out]) -> (states, addend or None): the product is added, or the addend.
+LeavingProduct = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+
+
 class RowProduct(nn.Module):
     """``x W^T + b`` with a suitable layout of W, ``[.., in]`` to ``[.., out]``."""
 
@@ -83,10 +89,27 @@ class RowProduct(nn.Module):
         """Return the product of ``[M, in]``, with the bias, without the calls of a module."""
         return self.forward
 
-    def gated_function(self) -> Callable[[Tensor], Tensor]:
-        """Return `ops.decoder.gated` of `function`, ``[M, in]`` to ``[M, out / 2]``."""
+    def entering(self, gated: bool) -> EnteringProduct:
+        """Return the product without `late_bias`, or `ops.decoder.gated` of `function`."""
+        product = self.product if self.late and not gated else self.function()
+
+        def run(
+            x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: float
+        ) -> tuple[Tensor, Tensor]:
+            normed = x
+            if more is not None:
+                x, normed = decoder.add_rms_norm(x, more, weight, epsilon)
+            elif weight is not None:
+                normed = decoder.rms_norm(x, weight, epsilon)
+            y = product(normed)
+            return x, decoder.gated(y) if gated else y
+
+        return run
+
+    def leaving(self) -> LeavingProduct:
+        """Return the product, with the bias."""
         product = self.function()
-        return lambda x: decoder.gated(product(x))
+        return lambda x, residual: (residual, product(x))
 
     def matrices(self) -> Sequence[Matrix]:
         """Return the weights as matrices of `ops.decoder`, by ranges of rows; empty: not supported

@@ -277,7 +277,8 @@ class Matrix(NamedTuple):
 
 class LayerParts(NamedTuple):
     """A layer ``h = x + out(attention(norm(x)))``, ``h + down(gated(norm(h)))``. A product is a
-    sequence of matrices, stacked along the outputs, or a function ``[M, in]`` to ``[M, out]``.
+    sequence of matrices, stacked along the outputs, or in `levels.products` an `EnteringProduct`
+    or, after the attention and the activation, a `LeavingProduct`.
 
     Attributes:
         attention_norm, gated_norm: ``[N]``; `attention_norm` is None if a pass supplies the input
@@ -286,7 +287,7 @@ class LayerParts(NamedTuple):
         query_norm, key_norm: ``[D]``, as of `rotary`; None both: no norms.
         attention_in: product of queries, keys and values.
         attention_out: product of the heads' results.
-        gated_in: product of gate and up; a function also applies `gated`.
+        gated_in: product of gate and up, in `levels.products` after `gated`.
         gated_out: product of down.
     """
 

@@ -22,7 +22,16 @@ from torch import Tensor, nn
 from torch.library import register_fake
 
 from ..files import replacing
-from ..levels.products import Part, QuantizedLinear, in_huge_pages, is_plain, replaced, stacked_bias
+from ..levels.products import (
+    EnteringProduct,
+    LeavingProduct,
+    Part,
+    QuantizedLinear,
+    in_huge_pages,
+    is_plain,
+    replaced,
+    stacked_bias,
+)
 from ..ops import decoder
 from ..ops.decoder import LABEL_BYTES, Matrix
 
@@ -92,9 +101,16 @@ Args:
     outputs, group: of these weights.
 """
 
-gated_product: Callable[..., Tensor] = torch.ops.polyspec.int4_gated_product.default
-"""Return `ops.decoder.gated` of `product`, [M, outputs / 2], in its launches: on CUDA in
-bfloat16, of a multiple of 64 outputs."""
+layer_product: Callable[..., Tensor] = torch.ops.polyspec.int4_layer_product.default
+"""Return a product with the operators before and after it, with the bits of each, on CUDA in
+bfloat16: in the launches of `product`, and one more for a norm of more than 8 tokens.
+
+Args:
+    x, packed, outputs, group: as of `product`; contiguous with a norm.
+    gated: return `ops.decoder.gated` of the product; of a multiple of 64 outputs.
+    norm, epsilon: multiply the `ops.decoder.rms_norm` of x by this weight, [K]; None: x.
+    residual: [M, outputs], added to the product, if it is not gated; None: nothing.
+"""
 
 
 def _numbers(like: Tensor, outputs: int, inputs: int, group: int, *_: object) -> _Three:
@@ -117,7 +133,8 @@ register_fake("polyspec::int4_pack", _packed)
 register_fake("polyspec::int4_unpack", _numbers)
 register_fake("polyspec::int4_product", lambda x, _, outputs, *__: x.new_empty(len(x), outputs))
 register_fake(
-    "polyspec::int4_gated_product", lambda x, _, outputs, __: x.new_empty(len(x), outputs // 2)
+    "polyspec::int4_layer_product",
+    lambda x, _, outputs, __, gated, *___: x.new_empty(len(x), outputs >> gated),
 )
 
 # ---- layers and copies ---------------------------------------------------------------------------
@@ -210,15 +227,28 @@ class CudaInt4Linear(QuantizedLinear):
             return self.product(x.bfloat16()).float()
         return product(x, self.packed, self.out_features, self.group)
 
-    def gated_function(self) -> Callable[[Tensor], Tensor]:
-        plain = super().gated_function()
+    def entering(self, gated: bool) -> EnteringProduct:
+        plain, form = super().entering(gated), (self.packed, self.out_features, self.group)
 
-        def run(x: Tensor) -> Tensor:
+        def run(
+            x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: float
+        ) -> tuple[Tensor, Tensor]:
+            if more is not None or x.dtype != torch.bfloat16:
+                return plain(x, more, weight, epsilon)
+            return x, layer_product(x, *form, gated, weight, epsilon, None)
+
+        apart = gated and (self.bias is not None or self.out_features % 64 != 0)
+        return plain if apart else run
+
+    def leaving(self) -> LeavingProduct:
+        plain, form = super().leaving(), (self.packed, self.out_features, self.group)
+
+        def run(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
             if x.dtype != torch.bfloat16:
-                return plain(x)
-            return gated_product(x, self.packed, self.out_features, self.group)
+                return plain(x, residual)
+            return layer_product(x, *form, False, None, 0.0, residual), None
 
-        return run if self.bias is None and self.out_features % 64 == 0 else plain
+        return run if self.bias is None else plain
 
 
 def quantisable(model: Any, group: int, head: bool = False) -> dict[str, nn.Linear]:

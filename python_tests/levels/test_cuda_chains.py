@@ -27,7 +27,7 @@ class Launches(NamedTuple):
 
 
 # With attention over up to 512 slots.
-FUSED = Launches(9, 8, 22, 31, 56, 36, 19)
+FUSED = Launches(9, 6, 22, 31, 55, 36, 19)
 MOST = 20  # launches without the passes
 CHAINS = {
     "target, draft": (["target", "draft"], [4]),

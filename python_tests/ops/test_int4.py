@@ -118,19 +118,35 @@ def test_multiplies_where_the_weights_are(group, dtype, device) -> None:
         assert int4.product(x[:0], packed, outputs, group).shape == (0, outputs)
 
 
-def test_a_gated_product_is_two_calls_in_one(device) -> None:
+def test_a_product_of_a_layer_is_its_operators(device) -> None:
     """The same bits, on CUDA and on the stub for it."""
-    for outputs, groups, tokens in ((64, 3, 1), (128, 9, 20), (192, 2, 70)):
+    for outputs, groups, tokens in (
+        (64, 3, 1),
+        (128, 9, 5),
+        (192, 17, 8),
+        (64, 2, 20),
+        (192, 2, 70),
+    ):
         given = matrix(outputs, groups * 128, 128, seed=outputs)
         packed = int4.pack(*(part.to(device) for part in given), 128)
         random = torch.Generator().manual_seed(1)
-        x = torch.randn(tokens, groups * 128, generator=random).to(device, torch.bfloat16)
+        x, weight, residual = (
+            torch.randn(*shape, generator=random).to(device, torch.bfloat16)
+            for shape in ((tokens, groups * 128), (groups * 128,), (tokens, outputs))
+        )
+        form = x, packed, outputs, 128
         if device.type == "cpu" and not hasattr(_C, "launches"):
             with pytest.raises(RuntimeError, match="x: expected a CUDA tensor"):
-                int4.gated_product(x, packed, outputs, 128)
+                int4.layer_product(*form, False, weight, 1e-5, None)
             return
-        two = decoder.gated(int4.product(x, packed, outputs, 128))
-        assert int4.gated_product(x, packed, outputs, 128).equal(two)
+        for norm in (None, weight):
+            normed = x if norm is None else decoder.rms_norm(x, norm, 1e-5)
+            plain = int4.product(normed, *form[1:])
+            made = int4.layer_product(*form, False, norm, 1e-5, residual)
+            assert made.equal(plain + residual)
+            assert int4.layer_product(*form, False, norm, 1e-5, None).equal(plain)
+            gates = int4.layer_product(*form, True, norm, 1e-5, None)
+            assert gates.equal(decoder.gated(plain))
 
 
 def test_shapes_on_cuda() -> None:

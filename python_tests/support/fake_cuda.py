@@ -87,6 +87,8 @@ class Launches(TorchDispatchMode):
         if tensors and name not in _NOTHING:
             more = name == "attention" and args[1].shape[2] > SPAN
             more = more or ("int4_" in name and "product" in name and 32 < len(args[0]) <= 64)
+            if name == "int4_layer_product":  # a norm by itself
+                more += args[5] is not None and len(args[0]) > 8
             self.counts[name] += 1 + more
         return made
 

@@ -102,6 +102,14 @@ struct Int4ProductParams {
   void* y = nullptr;
   int64_t y_stride = 0;       // elements from one token to the next, >= n
   void* workspace = nullptr;  // int4_workspace_bytes(shape, tokens), 64-byte aligned
+  // On CUDA and in bfloat16, with the bits of rms_norm before the product, and of a sum after it.
+  // The norm is computed in the launch of the product for up to 8 tokens on sm_90 and later, if a
+  // multiprocessor has room for them, else in a launch before it. No kernel of the same CUDA graph
+  // writes its weight.
+  const void* norm = nullptr;      // [k], weight of a norm of x, 16-byte aligned; nullptr: none
+  float epsilon = 0.0f;            // > 0, of the norm
+  void* normed = nullptr;          // [m, k], memory for the norm; x_stride is k then
+  const void* residual = nullptr;  // [m, n] of y's stride, added to the rounded y; nullptr: none
 };
 
 // Memory that a call on the CPU needs for its activations.

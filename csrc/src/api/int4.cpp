@@ -74,6 +74,18 @@ Result check_on_cuda(const cuda::Int4Product& given) {
   if (const Result at = check_aligned("x", p.x, 16); !at.ok()) return at;
   if (p.tokens > 1 && p.x_stride % 8 != 0)
     return expected("x_stride", "a multiple of 8 on CUDA", p.x_stride);
+  if ((p.norm != nullptr || p.residual != nullptr) && p.dtype != DType::kBFloat16)
+    return expected("dtype", "bfloat16 (1) with a norm or a residual", static_cast<int>(p.dtype));
+  if (p.residual != nullptr && given.gated)
+    return invalid("residual: expected none of a gated product");
+  if (p.norm == nullptr) return {};
+  if (!(p.epsilon > 0.0f)) return invalid("epsilon: expected > 0, given %g", double(p.epsilon));
+  if (p.tokens > 1 && p.x_stride != p.shape.inputs)
+    return expected("x_stride", "the inputs, with a norm", p.x_stride);
+  if (const Result one = check_given({{"normed", p.normed}}); !one.ok()) return one;
+  for (const Named& one : {Named{"norm", p.norm}, Named{"normed", p.normed}}) {
+    if (const Result at = check_aligned(one.name, one.pointer, 16); !at.ok()) return at;
+  }
   return {};
 }
 
@@ -251,6 +263,8 @@ Result int4_product(const Int4ProductParams& params, Stream stream) {
   if (stream.device == Stream::Device::kCuda) return product_on_cuda(params, false, stream);
   if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   if (const Result result = check(params); !result.ok()) return result;
+  if (params.norm != nullptr || params.residual != nullptr)
+    return invalid("norm, residual: expected none on the CPU");
   if (params.tokens > 0) cpu::int4_product(at_weights(params), stream.executor);
   return {};
 }

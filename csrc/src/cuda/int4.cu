@@ -11,6 +11,7 @@
 #include "core/convert.hpp"
 #include "cuda/int4_stream.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/layer.hpp"
 
 namespace polyspec::cuda {
 namespace {
@@ -85,7 +86,7 @@ __device__ __forceinline__ void write_sums(const Int4Shared<kTiles, kTokenTiles>
     const int64_t output = tile * kTileOutputs + f / kTokenTiles * 16 + l / 4 + j / 2 * 8;
     const int64_t token = first + f % kTokenTiles * kTokenTile + l % 4 * 2 + j % 2;
     if (token < p.tokens && output < outputs)
-      core::convert_output(sum, static_cast<T*>(p.y) + token * p.y_stride + output);
+      write_output<T>(p, token, output, sum);
   }
 }
 
@@ -245,9 +246,25 @@ Result product_in(const Int4Product& p, CUstream_st* stream) {
   return result_of(launch_kernel(kernel, config, p));
 }
 
+// Launches the norm, if there is one, by itself.
+Result norm_first(Int4Product* p, CUstream_st* stream) {
+  if (p->norm == nullptr) return {};
+  RmsNormParams norm;
+  norm.tokens = p->tokens;
+  norm.width = p->shape.inputs;
+  norm.dtype = p->dtype;
+  norm.epsilon = p->epsilon;
+  norm.x = p->x;
+  norm.weight = p->norm;
+  norm.y = p->normed;
+  p->x = p->normed;
+  p->norm = nullptr;
+  return rms_norm(norm, stream);
+}
+
 // Whether it was launched: the device has bulk copies and room for the activations.
 template <class T, int kTokenTiles, int kChunks>
-bool stream_in(const Int4Product& p, CUstream_st* stream, Result* result) {
+bool stream_in(Int4Product p, CUstream_st* stream, Result* result) {
   const DeviceShape device = current_device();
   if (!device.clusters) return false;
   const int forced = forced_memory.load(std::memory_order_relaxed);
@@ -267,6 +284,8 @@ bool stream_in(const Int4Product& p, CUstream_st* stream, Result* result) {
   const int groups = forced_groups.load(std::memory_order_relaxed);
   const int64_t clusters = std::min(groups > 0 ? std::min<int64_t>(groups, at_once) : at_once,
                                     (tiles + ctas - 1) / ctas);
+  if (ctas > 1) *result = norm_first(&p, stream);  // a CTA has no whole rows
+  if (!result->ok()) return true;
   const GroupLaunch launch(clusters, ctas, kThreads, stream, bytes);
   *result = result_of(launch_kernel(kernel, launch.config(), p, plan));
   return true;
@@ -292,6 +311,8 @@ bool streamed(Int4Product p, CUstream_st* stream, Result* result) {
     if (!result->ok()) return true;
     p.x = static_cast<const T*>(p.x) + p.tokens * p.x_stride;
     p.y = static_cast<T*>(p.y) + p.tokens * p.y_stride;
+    if (p.residual != nullptr)
+      p.residual = static_cast<const T*>(p.residual) + p.tokens * p.y_stride;
   }
   return true;
 }
@@ -304,9 +325,12 @@ Result product_of(const Int4Product& p, CUstream_st* stream) {
 }
 
 template <class T>
-Result product_as(const Int4Product& p, CUstream_st* stream) {
+Result product_as(Int4Product p, CUstream_st* stream) {
   Result result;
-  if (streamed<T>(p, stream, &result)) return result;
+  if (p.tokens > kNormTokens) result = norm_first(&p, stream);
+  if (!result.ok() || streamed<T>(p, stream, &result)) return result;
+  result = norm_first(&p, stream);
+  if (!result.ok()) return result;
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (p.gated) return product_of<T, 2, true>(p, stream);
   }

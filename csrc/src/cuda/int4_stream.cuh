@@ -26,6 +26,96 @@ struct StreamShared {
   Sum sums[kBuffers][kWarps][2 * kTokenTiles];
 };
 
+constexpr int kNormTokens = kTokenTile;  // at most, whose norm a product computes
+
+// A sum becomes a value of y, and with a residual one of a sum after it.
+template <class T>
+__device__ __forceinline__ void write_output(const Int4Product& p, int64_t token, int64_t output,
+                                             float sum) {
+  const int64_t at = token * p.y_stride + output;
+  if (std::is_same_v<T, BFloat16> && p.residual != nullptr)
+    sum = core::rounded<T>(sum) + core::to_float(static_cast<const T*>(p.residual)[at]);
+  core::convert_output(sum, static_cast<T*>(p.y) + at);
+}
+
+// The norm of the activations of a CTA with whole rows, in the order of norm_kernel (layer.cu).
+class Norm {
+ public:
+  // Reads weights, which no earlier kernel of a graph writes.
+  __device__ __forceinline__ explicit Norm(const Int4Product& p)
+      : p_(p), vectors_(static_cast<int>(p.shape.inputs) / kEach) {
+    if (p.norm == nullptr) return;
+    first_ = weights_at(threadIdx.x);
+    second_ = weights_at(threadIdx.x + kThreads);
+  }
+
+  // `x`: [chunk][lane], as the product reads them. `lanes`: shared memory.
+  __device__ __forceinline__ void run(Vector* x, float* lanes) {
+    const int tokens = static_cast<int>(p_.tokens);
+    const int token = static_cast<int>(threadIdx.x) / kLanes, l = threadIdx.x % kLanes;
+    if (token < tokens) {
+      const auto* const own = reinterpret_cast<const BFloat16*>(x + token * 4 + l / kEach) + l % kEach;
+      float lane = 0.0f;
+      POLYSPEC_ROLLED
+      for (int chunk = 0; chunk < vectors_ / 4; chunk += kAtOnce) {
+        float next[2 * kAtOnce];  // read before the first is added: each waits for the one before
+        POLYSPEC_UNROLL
+        for (int u = 0; u < 2 * kAtOnce; ++u) {
+          const int at = chunk + u / 2 < vectors_ / 4 ? chunk + u / 2 : 0;
+          next[u] = core::to_float(own[at * kWarp * kEach + u % 2 * kLanes]);
+        }
+        POLYSPEC_UNROLL
+        for (int u = 0; u < 2 * kAtOnce; ++u) {
+          if (chunk + u / 2 < vectors_ / 4) lane += next[u] * next[u];
+        }
+      }
+      lanes[threadIdx.x] = lane;
+    }
+    __syncthreads();  // the sums of squares are there
+    float* const factors = lanes + kThreads;
+    if (static_cast<int>(threadIdx.x) < tokens) {
+      const auto& of = reinterpret_cast<const float(&)[kLanes]>(lanes[threadIdx.x * kLanes]);
+      factors[threadIdx.x] = core::norm_factor(of, p_.shape.inputs, p_.epsilon);
+    }
+    __syncthreads();  // the factors are there
+    POLYSPEC_ROLLED
+    for (int v = threadIdx.x; v < vectors_; v += kThreads) {
+      POLYSPEC_ROLLED
+      for (int t = 0; t < tokens; ++t) {
+        Vector& at = x[v / 4 * kWarp + t * 4 + v % 4];
+        Vector normed = at;
+        auto* const to = reinterpret_cast<BFloat16*>(&normed);
+        const auto* const weight = reinterpret_cast<const BFloat16*>(&first_);
+        POLYSPEC_UNROLL
+        for (int j = 0; j < kEach; ++j) {
+          const float value = core::to_float(to[j]), of = core::to_float(weight[j]);
+          core::convert_output(core::normed<BFloat16>(of, value, factors[t]), to + j);
+        }
+        at = normed;
+      }
+      first_ = second_;
+      second_ = weights_at(v + 2 * kThreads);
+    }
+    __syncthreads();  // all are normed
+  }
+
+ private:
+  static constexpr int kEach = 8, kLanes = core::kSumLanes, kAtOnce = 8;
+  static_assert(2 * kEach == kLanes, "every second vector has a value of a lane");
+
+  __device__ __forceinline__ Vector weights_at(int vector) const {
+    return vector < vectors_ ? static_cast<const Vector*>(p_.norm)[vector] : Vector{};
+  }
+
+  const Int4Product& p_;
+  const int vectors_;
+  Vector first_, second_;  // of the next two vectors of this thread
+};
+struct NoNorm {
+  __device__ explicit NoNorm(const Int4Product&) {}
+  __device__ void run(Vector*, float*) {}
+};
+
 struct alignas(8) XSums {
   float of[2];  // of two tokens
 };
@@ -141,6 +231,8 @@ __global__ void __launch_bounds__(kThreads, 1)
                           p.packed + tile_of_warp * of.tile_bytes + begin * int64_t{group_bytes},
                           groups * group_bytes, (p.gated ? pair : step) * of_tile - of_slice,
                           (step - pair) * of_tile - of_slice, p.gated ? 2 * own : own);
+  constexpr bool kNorms = std::is_same_v<T, BFloat16> && kTokenTiles * kTokenTile <= kNormTokens;
+  std::conditional_t<kNorms, Norm, NoNorm> norm(p);
   wait_for_prerequisites();
 
   {
@@ -159,6 +251,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     end_batch();
     wait_for_batches<0>();
     __syncthreads();  // the activations are there
+    if (kNorms && p.norm != nullptr) norm.run(x, &shared.sums[0][0][0][0][0]);
   }
   // Of each group the sums of its activations, for all tiles.
   POLYSPEC_ROLLED
@@ -246,11 +339,12 @@ __global__ void __launch_bounds__(kThreads, 1)
           int64_t{tile + rank} * kTileOutputs + f / kTokenTiles * 16 + l / 4 + j / 2 * 8;
       const int64_t token = f % kTokenTiles * kTokenTile + l % 4 * 2 + j % 2;
       if (token >= p.tokens || output >= outputs) continue;
-      T* const y_at = static_cast<T*>(p.y) + token * p.y_stride + output;
       // y holds the gates until their ups are there.
-      if (std::is_same_v<T, BFloat16> && ups)
-        sum = core::gated_value<T>(core::to_float(*y_at), core::rounded<T>(sum));
-      core::convert_output(sum, y_at);
+      if (std::is_same_v<T, BFloat16> && ups) {
+        const T* const gate = static_cast<const T*>(p.y) + token * p.y_stride + output;
+        sum = core::gated_value<T>(core::to_float(*gate), core::rounded<T>(sum));
+      }
+      write_output<T>(p, token, output, sum);
     }
     if (Shared::kBuffers == 1) meet();  // the sums are read
     if (ups || !p.gated) tile += step;

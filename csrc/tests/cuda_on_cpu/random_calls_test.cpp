@@ -242,7 +242,7 @@ void check_int4(uint64_t seed) {
   CHECK(cudaDeviceSynchronize() == cudaSuccess);
   in_graph([&] {
     outputs.launch_writes(call.packed(outputs.data()));
-    inputs.launch_writes();
+    inputs.launch_writes(call.weight(inputs.data()));
     const Result result = call.multiply(inputs.data(), outputs.data(), stream);
     CHECK_EQ(std::string(""), result.message);
   });

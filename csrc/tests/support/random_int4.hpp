@@ -58,9 +58,23 @@ class Int4Case {
     y_at_ = outputs_of(2 * ((tokens_ - 1) * y_stride_ + shape_.outputs));
     alone_at_ = outputs_of(2 * shape_.outputs);
     gated_at_ = outputs_of(tokens_ * shape_.outputs);
+    if (dtype_ != DType::kBFloat16) return;
+    const auto put = [&](int64_t count) {
+      std::vector<uint16_t> more(static_cast<size_t>(count));
+      for (uint16_t& value : more) value = bfloat16_bits(random_.normal());
+      return inputs.put(more);
+    };
+    weight_at_ = put(shape_.inputs);
+    rows_at_ = put(tokens_ * shape_.inputs);
+    residual_at_ = put(tokens_ * shape_.outputs);
+    for (size_t* at : {&normed_at_, &normed_apart_at_})
+      *at = outputs_of(2 * tokens_ * shape_.inputs);
+    for (size_t* at : {&whole_at_, &whole_apart_at_})
+      *at = outputs_of(2 * tokens_ * shape_.outputs);
   }
 
   const unsigned char* packed(const unsigned char* out) const { return out + packed_at_; }
+  const unsigned char* weight(const unsigned char* in) const { return in + weight_at_; }
 
   polyspec::Result pack(const unsigned char* in, unsigned char* out,
                         polyspec::Stream stream) const {
@@ -95,7 +109,40 @@ class Int4Case {
     p.x = in + x_at_ + 2 * row_ * x_stride_;
     p.x_stride = 1;  // one row has no use for it
     p.y = out + alone_at_;
-    return result.ok() ? polyspec::int4_product(p, stream) : result;
+    const polyspec::Result alone = result.ok() ? polyspec::int4_product(p, stream) : result;
+    return alone.ok() && dtype_ == DType::kBFloat16 ? whole(in, out, stream) : alone;
+  }
+  // A norm, a product and a sum after it, or a gated one, in a call; and the product apart.
+  polyspec::Result whole(const unsigned char* in, unsigned char* out,
+                         polyspec::Stream stream) const {
+    polyspec::RmsNormParams norm;
+    norm.tokens = tokens_;
+    norm.width = shape_.inputs;
+    norm.dtype = dtype_;
+    norm.epsilon = 1e-5f;
+    norm.x = in + rows_at_;
+    norm.weight = weight(in);
+    norm.y = out + normed_apart_at_;
+    polyspec::Int4ProductParams p;
+    p.shape = shape_;
+    p.tokens = tokens_;
+    p.dtype = dtype_;
+    p.x = norm.x;
+    p.x_stride = shape_.inputs;
+    p.packed = out + packed_at_;
+    p.y = out + whole_at_;
+    p.y_stride = gates() ? shape_.outputs / 2 : shape_.outputs;
+    p.norm = norm.weight;
+    p.epsilon = norm.epsilon;
+    p.normed = out + normed_at_;
+    if (!gates()) p.residual = in + residual_at_;
+    const auto product = gates() ? &polyspec::int4_gated_product : &polyspec::int4_product;
+    polyspec::Result result = product(p, stream);
+    if (result.ok()) result = polyspec::rms_norm(norm, stream);
+    p.x = norm.y;
+    p.norm = p.residual = nullptr;
+    p.y = out + whole_apart_at_;
+    return result.ok() ? product(p, stream) : result;
   }
 
   // The first error in the outputs; "" if none. `bits`: sums equal `sum_of`.
@@ -121,6 +168,14 @@ class Int4Case {
       if (half(gated_at_, i) != gated_of(value_of(half(y_at_, m * y_stride_ + n)), up))
         return named("gated otherwise", m, n);
     }
+    const int64_t all = dtype_ == DType::kBFloat16 ? tokens_ * shape_.outputs : 0;
+    for (int64_t i = 0; i < all / (gates() ? 2 : 1); ++i) {
+      uint16_t wanted = half(whole_apart_at_, i);
+      uint16_t residual;
+      std::memcpy(&residual, inputs_of(residual_at_) + 2 * i, 2);
+      if (!gates()) wanted = bits_of(value_of(wanted) + value_of(residual));
+      if (half(whole_at_, i) != wanted) return named("normed or added otherwise", 0, i);
+    }
     for (int64_t m = 0; m + 1 < tokens_; ++m) {  // the gaps between rows
       for (int64_t n = shape_.outputs; n < y_stride_; ++n) {
         if (half(y_at_, m * y_stride_ + n) != 0x0101u * Block::kPoison)
@@ -136,6 +191,8 @@ class Int4Case {
   size_t outputs_of(int64_t bytes) {
     return outputs.reserve<unsigned char>(static_cast<size_t>(bytes));
   }
+  bool gates() const { return gated() && row_ % 2 == 0; }
+  const unsigned char* inputs_of(size_t at) const { return inputs.bytes.data() + at; }
   bool gated() const { return dtype_ == DType::kBFloat16 && shape_.outputs % 64 == 0; }
   int64_t groups_of() const { return shape_.inputs / shape_.group; }
   std::string named(const char* what, int64_t m, int64_t n) const {
@@ -214,6 +271,8 @@ class Int4Case {
   std::vector<float> scales_, zeros_;
   std::vector<uint16_t> x_;
   size_t values_at_, scales_at_, zeros_at_, x_at_, packed_at_, y_at_, alone_at_, gated_at_;
+  size_t weight_at_ = 0, rows_at_ = 0, residual_at_ = 0, normed_at_ = 0, normed_apart_at_ = 0,
+         whole_at_ = 0, whole_apart_at_ = 0;
 };
 
 }  // namespace cases
