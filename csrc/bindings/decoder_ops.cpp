@@ -76,8 +76,8 @@ std::tuple<Tensor, Tensor, Tensor> decoder_layers(
     const Tensor& layers, const Tensor& matrices, int64_t heads, int64_t groups,
     int64_t gated_width, double epsilon, double scale, const Tensor& x, const Tensor& cosine,
     const Tensor& sine, const OptTensor& positions, const OptTensor& mask, std::vector<Tensor> keys,
-    std::vector<Tensor> values, const Tensor& lengths, const OptTensor& counts, int64_t span, bool causal,
-    std::vector<int64_t> taken) {
+    std::vector<Tensor> values, const Tensor& lengths, const OptTensor& counts, int64_t span,
+    bool causal, std::vector<int64_t> taken) {
   STD_TORCH_CHECK(x.dim() == 3, "x: expected 3 dimensions, got ", x.dim());
   const Place place(x);
   const int32_t dtype = dtype_of(x);

@@ -147,7 +147,8 @@ Tensor product_of(const Tensor& x, const Tensor& packed, int64_t outputs, int64_
   params.y_stride = gated ? outputs / 2 : outputs;
   const Tensor y = empty(place, {params.tokens, params.y_stride}, dtype_of(x));
   params.y = y.mutable_data_ptr();
-  const Tensor normed = empty(place, {norm.has_value() ? params.tokens : 0, x.size(1)}, dtype_of(x));
+  const Tensor normed =
+      empty(place, {norm.has_value() ? params.tokens : 0, x.size(1)}, dtype_of(x));
   Tensor weight = x;
   if (norm.has_value()) {
     contiguous_data(x, "x", place, {params.tokens, x.size(1)}, dtype_of(x));

@@ -121,10 +121,10 @@ polyspec::KvCache cache_of(const Tensor& tensor, const char* name, const Tensor&
 std::tuple<Tensor, Tensor> rotary_append(const Tensor& x, const OptTensor& bias,
                                          const Tensor& cosine, const Tensor& sine,
                                          const OptTensor& positions, const Tensor& cache_keys,
-                                         const Tensor& cache_values,
-                                         const Tensor& lengths, const OptTensor& counts,
-                                         int64_t heads, const OptTensor& query_norm,
-                                         const OptTensor& key_norm, double epsilon) {
+                                         const Tensor& cache_values, const Tensor& lengths,
+                                         const OptTensor& counts, int64_t heads,
+                                         const OptTensor& query_norm, const OptTensor& key_norm,
+                                         double epsilon) {
   const Place place(x);
   polyspec::RotaryAppendParams params;
   params.keys = cache_of(cache_keys, "cache_keys", x, cache_keys);

@@ -880,8 +880,8 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
             "levels/test_stack.py::test_modules_with_hooks_are_called[model.layers.0.mlp.act_fn]",
         ),
         "levels: the residual is left out behind the attention": (
-            "            rows, normed = operators.add_rms_norm(rows, added, layer.gated_norm, epsilon)",
-            "            _, normed = operators.add_rms_norm(rows, added, layer.gated_norm, epsilon)",
+            "            rows, gates = layer.gated_in(rows, more, layer.gated_norm, epsilon)",
+            "            _, gates = layer.gated_in(rows, more, layer.gated_norm, epsilon)",
             "levels/test_stack.py::test_other_models_run_their_forward[llama-more2-None]",
         ),
         "levels: hidden states of the last layer are behind the norm": (

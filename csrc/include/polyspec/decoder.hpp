@@ -50,17 +50,17 @@ struct DecoderLayer {
 };
 
 struct DecoderParams {
-  const DecoderLayer* layers = nullptr;           // [count]
-  int64_t count = 0;                              // >= 1
-  int64_t batch = 0, tokens = 0;                  // b, t
-  int64_t width = 0;                              // n, of a state
-  int64_t heads = 0, groups = 0;                  // of queries, h, and of keys and values, g
-  int64_t head_width = 0;                         // d
-  int64_t gated_width = 0;                        // f
-  DType dtype = DType::kFloat32;                  // kFloat32 or kBFloat16, of all tensors
-  float epsilon = 0.0f;                           // of the norms
-  float scale = 1.0f;                             // of the scores
-  const void* x = nullptr;                        // [b, t, n]
+  const DecoderLayer* layers = nullptr;  // [count]
+  int64_t count = 0;                     // >= 1
+  int64_t batch = 0, tokens = 0;         // b, t
+  int64_t width = 0;                     // n, of a state
+  int64_t heads = 0, groups = 0;         // of queries, h, and of keys and values, g
+  int64_t head_width = 0;                // d
+  int64_t gated_width = 0;               // f
+  DType dtype = DType::kFloat32;         // kFloat32 or kBFloat16, of all tensors
+  float epsilon = 0.0f;                  // of the norms
+  float scale = 1.0f;                    // of the scores
+  const void* x = nullptr;               // [b, t, n]
   // As of RotaryParams.
   int64_t angles = 0;                             // p >= 1
   const void *cosine = nullptr, *sine = nullptr;  // [p, d]

@@ -44,8 +44,8 @@ struct RotaryParams {
   // [d] each, weights of an RMSNorm of every head of queries and of keys, before they are turned;
   // or nullptr both.
   const void *query_norm = nullptr, *key_norm = nullptr;
-  float epsilon = 0.0f;          // > 0, of these norms
-  int64_t angles = 0;            // p >= 1; a position outside of [0, p) counts as the nearest inside
+  float epsilon = 0.0f;  // > 0, of these norms
+  int64_t angles = 0;    // p >= 1; a position outside of [0, p) counts as the nearest inside
   const void* cosine = nullptr;  // [p, d]
   const void* sine = nullptr;    // [p, d]
   // Token i of row b has the position positions[b * stride[0] + i * stride[1]] + i * position_step.

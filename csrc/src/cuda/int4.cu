@@ -85,8 +85,7 @@ __device__ __forceinline__ void write_sums(const Int4Shared<kTiles, kTokenTiles>
     }
     const int64_t output = tile * kTileOutputs + f / kTokenTiles * 16 + l / 4 + j / 2 * 8;
     const int64_t token = first + f % kTokenTiles * kTokenTile + l % 4 * 2 + j % 2;
-    if (token < p.tokens && output < outputs)
-      write_output<T>(p, token, output, sum);
+    if (token < p.tokens && output < outputs) write_output<T>(p, token, output, sum);
   }
 }
 

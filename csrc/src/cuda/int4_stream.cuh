@@ -54,7 +54,8 @@ class Norm {
     const int tokens = static_cast<int>(p_.tokens);
     const int token = static_cast<int>(threadIdx.x) / kLanes, l = threadIdx.x % kLanes;
     if (token < tokens) {
-      const auto* const own = reinterpret_cast<const BFloat16*>(x + token * 4 + l / kEach) + l % kEach;
+      const auto* const own =
+          reinterpret_cast<const BFloat16*>(x + token * 4 + l / kEach) + l % kEach;
       float lane = 0.0f;
       POLYSPEC_ROLLED
       for (int chunk = 0; chunk < vectors_ / 4; chunk += kAtOnce) {
@@ -74,7 +75,7 @@ class Norm {
     __syncthreads();  // the sums of squares are there
     float* const factors = lanes + kThreads;
     if (static_cast<int>(threadIdx.x) < tokens) {
-      const auto& of = reinterpret_cast<const float(&)[kLanes]>(lanes[threadIdx.x * kLanes]);
+      const auto& of = reinterpret_cast<const float (&)[kLanes]>(lanes[threadIdx.x * kLanes]);
       factors[threadIdx.x] = core::norm_factor(of, p_.shape.inputs, p_.epsilon);
     }
     __syncthreads();  // the factors are there
