@@ -5,7 +5,7 @@
 
 namespace bindings {
 
-// Of parameters with batch and tokens. cosine and sine [p, d]; positions [b or 1, t or 1]; none:
+// Of parameters with batch and tokens. cosine and sine [p, d]; positions [b or 1, t or 1]; without:
 // the positions after `lengths`, [b].
 template <class Params>
 void set_angles(const Tensor& cosine, const Tensor& sine, const OptTensor& positions,

@@ -26,7 +26,7 @@ struct StreamShared {
   Sum sums[kBuffers][kWarps][2 * kTokenTiles];
 };
 
-constexpr int kNormTokens = kTokenTile;  // at most, whose norm a product computes
+constexpr int kNormTokens = kTokenTile;  // at most, of a norm in the product's launch
 
 // A sum becomes a value of y, and with a residual one of a sum after it.
 template <class T>
