@@ -95,21 +95,31 @@ def compare(
     return rows
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", required=True, help="folder or GGUF file")
-    parser.add_argument("--text", required=True, type=Path, help="a long text, as of a book")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[4000, 8000], help="of prompts")
-    parser.add_argument("--texts", type=int, default=2, help="prompts of each length")
-    parser.add_argument("--max-new-tokens", type=int, default=48)
-    parser.add_argument("--group-size", type=int, default=64)
-    args = parser.parse_args()
+def run(args: argparse.Namespace) -> None:
+    """Print a table for each length of prompts."""
     level = load_level(args.target, name="--target")
     ids = level.tokenizer()(args.text.read_text(encoding="utf-8"))["input_ids"]
-    known = chains(level, args.group_size)
+    known, apart = chains(level, args.group_size), len(ids) // args.texts
+    machine = output.describe("cpu")
     for length in args.lengths:
-        apart = len(ids) // args.texts
         prompts = [ids[i * apart : i * apart + length] for i in range(args.texts)]
-        machine = output.describe("cpu")
         print(f"{length} tokens, {machine['cpu']}, {machine['threads']} threads\n")
         print("\n".join(output.table(HEADS, compare(known, prompts, args.max_new_tokens))))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--target", required=True, help="folder or GGUF file")
+    made.add_argument("--text", required=True, type=Path, help="a long text, as of a book")
+    made.add_argument("--lengths", type=int, nargs="+", default=[4000, 8000], help="of prompts")
+    made.add_argument("--texts", type=int, default=2, help="prompts of each length")
+    made.add_argument("--max-new-tokens", type=int, default=48)
+    made.add_argument("--group-size", type=int, default=64)
+    made.set_defaults(run=run)
+    return made
+
+
+if __name__ == "__main__":
+    given = parser().parse_args()
+    given.run(given)

@@ -38,6 +38,8 @@ from ..tensors import gather
 from .base import LevelOutput
 from .products import (
     DenseLinear,
+    EnteringProduct,
+    LeavingProduct,
     OneDnnLinear,
     Part,
     QuantizedLinear,
@@ -364,11 +366,33 @@ def cached_layers(
     ((shape, head_dim),) = shapes
 
     def function(name: str, product: RowProduct) -> Any:
-        # (A late bias of `attention_in` is added where the heads are split.)
-        enters = name in ("attention_in", "gated_in")
-        return product.entering(name == "gated_in") if enters else product.leaving()
+        if name not in ("attention_in", "gated_in"):
+            return product.leaving(_leaving(product.function()))
+        # A late bias of `attention_in` is added where the heads are split.
+        gated = name == "gated_in"
+        multiply = product.function() if gated or not product.late else product.product
+        return product.entering(_entering(multiply, gated), gated)
 
     return CachedLayers(_with_products(layers, function), shape, numbers, head_dim)
+
+
+def _entering(product: Callable[[Tensor], Tensor], gated: bool) -> EnteringProduct:
+    def run(
+        x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        normed = x
+        if more is not None:
+            x, normed = operators.add_rms_norm(x, more, weight, epsilon)
+        elif weight is not None:
+            normed = operators.rms_norm(x, weight, epsilon)
+        y = product(normed)
+        return x, operators.gated(y) if gated else y
+
+    return run
+
+
+def _leaving(product: Callable[[Tensor], Tensor]) -> LeavingProduct:
+    return lambda x, residual: (residual, product(x))
 
 
 def _with_products(layers: Any, of: Callable[[str, RowProduct], Any]) -> list[LayerParts]:

@@ -89,27 +89,14 @@ class RowProduct(nn.Module):
         """Return the product of ``[M, in]``, with the bias, without the calls of a module."""
         return self.forward
 
-    def entering(self, gated: bool) -> EnteringProduct:
-        """Return the product without `late_bias`, or `ops.decoder.gated` of `function`."""
-        product = self.product if self.late and not gated else self.function()
+    def entering(self, plain: EnteringProduct, gated: bool) -> EnteringProduct:
+        """Return `plain`, of this product, or the same in fewer launches. `gated`: it ends in
+        `ops.decoder.gated`."""
+        return plain
 
-        def run(
-            x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: float
-        ) -> tuple[Tensor, Tensor]:
-            normed = x
-            if more is not None:
-                x, normed = decoder.add_rms_norm(x, more, weight, epsilon)
-            elif weight is not None:
-                normed = decoder.rms_norm(x, weight, epsilon)
-            y = product(normed)
-            return x, decoder.gated(y) if gated else y
-
-        return run
-
-    def leaving(self) -> LeavingProduct:
-        """Return the product, with the bias."""
-        product = self.function()
-        return lambda x, residual: (residual, product(x))
+    def leaving(self, plain: LeavingProduct) -> LeavingProduct:
+        """Return `plain`, of this product, or the same in fewer launches."""
+        return plain
 
     def matrices(self) -> Sequence[Matrix]:
         """Return the weights as matrices of `ops.decoder`, by ranges of rows; empty: not supported

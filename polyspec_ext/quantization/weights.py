@@ -227,8 +227,8 @@ class CudaInt4Linear(QuantizedLinear):
             return self.product(x.bfloat16()).float()
         return product(x, self.packed, self.out_features, self.group)
 
-    def entering(self, gated: bool) -> EnteringProduct:
-        plain, form = super().entering(gated), (self.packed, self.out_features, self.group)
+    def entering(self, plain: EnteringProduct, gated: bool) -> EnteringProduct:
+        form = self.packed, self.out_features, self.group
 
         def run(
             x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: float
@@ -240,8 +240,8 @@ class CudaInt4Linear(QuantizedLinear):
         apart = gated and (self.bias is not None or self.out_features % 64 != 0)
         return plain if apart else run
 
-    def leaving(self) -> LeavingProduct:
-        plain, form = super().leaving(), (self.packed, self.out_features, self.group)
+    def leaving(self, plain: LeavingProduct) -> LeavingProduct:
+        form = self.packed, self.out_features, self.group
 
         def run(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor | None]:
             if x.dtype != torch.bfloat16:

@@ -69,8 +69,8 @@ LAYERS = {
     # Of this a launch runs a sixth: products and sums for one number of queries a thread.
     "attention": {"attention_kernel": 63, "merge_kernel": 6.75},
     "int4": {
-        "int4_product_kernel": 20.5,
-        "int4_stream_kernel": 28,  # of these 1.5 for the gated activation and its division
+        "int4_product_kernel": 20.75,
+        "int4_stream_kernel": 34.75,  # of these 1.5 for the gated activation, 6.5 for the norm
         "int4_pack_kernel": 10,  # which rotates words and multiplies scales for the products
     },
 }
