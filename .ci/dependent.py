@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 
 import polyspec_ext._C  # noqa: F401, registers the operators
-from polyspec_ext.levels.fused import CachedLayers
+from polyspec_ext.levels.fused import CachedLayers, entering, leaving
 from polyspec_ext.levels.products import CudaLinear, RowProduct
 from polyspec_ext.ops import decoder
 from polyspec_ext.ops.decoder import LayerParts, LayerShape
@@ -31,8 +31,8 @@ DEVICE = "cuda"
 def product_of(bits: int, outputs: int, inputs: int) -> RowProduct:
     """Return a product with random weights."""
     if bits == 16:
-        form = {"bias": False, "device": DEVICE, "dtype": torch.bfloat16}
-        return CudaLinear([torch.nn.Linear(inputs, outputs, **form)])
+        layer = torch.nn.Linear(inputs, outputs, bias=False, device=DEVICE, dtype=torch.bfloat16)
+        return CudaLinear([layer])
     values = torch.randint(0, 16, (outputs, inputs), device=DEVICE, dtype=torch.uint8)
     scales = torch.full((outputs, inputs // 128), 0.2 / inputs**0.5, device=DEVICE)
     return CudaInt4Linear(Int4Weights(values, scales, torch.zeros_like(scales)), device=DEVICE)
@@ -46,10 +46,10 @@ def layers_of(bits: int) -> CachedLayers:
         [
             LayerParts(
                 norm(), norm(), None, None, None,
-                product_of(bits, 3 * WIDTH, WIDTH).entering(gated=False),
-                product_of(bits, WIDTH, WIDTH).leaving(),
-                product_of(bits, 2 * GATED, WIDTH).entering(gated=True),
-                product_of(bits, WIDTH, GATED).leaving(),
+                entering(product_of(bits, 3 * WIDTH, WIDTH), gated=False),
+                leaving(product_of(bits, WIDTH, WIDTH)),
+                entering(product_of(bits, 2 * GATED, WIDTH), gated=True),
+                leaving(product_of(bits, WIDTH, GATED)),
             )
             for _ in range(LAYERS)
         ],
@@ -132,4 +132,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main() if len(sys.argv) < 2 else measure())
+    if len(sys.argv) < 2:
+        sys.exit(main())
+    measure()

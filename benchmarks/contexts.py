@@ -16,9 +16,11 @@ from typing import Any
 import polyspec_ext as ps
 from benchmarks import measuring, output
 from benchmarks.methods import load_level
+from polyspec_ext.errors import PolyspecError
 
 NEAR = {"window": 2048, "sinks": 4}
 HEADS = ("chain", "ms a token", "x plain", "accepted", "tokens a verification")
+MOST = 9  # tokens of a round
 _TURNS = 2
 
 
@@ -83,23 +85,21 @@ def compare(
         )
         mean, share = statistics.mean(spent[name]), accepted / drafted if drafted else None
         per_pass = count * len(levels) / passes
-        rows.append(
-            (
-                name,
-                f"{mean:.1f}",
-                f"{plain / mean:.2f}",
-                output.number(share, ".2f"),
-                f"{per_pass:.2f}",
-            )
-        )
+        numbers = f"{mean:.1f}", f"{plain / mean:.2f}", output.number(share, ".2f")
+        rows.append((name, *numbers, f"{per_pass:.2f}"))
     return rows
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print a table for each length of prompts."""
+    """Print a table for each length of prompts. Refuses too few tokens (PolyspecError)."""
     level = load_level(args.target, name="--target")
     ids = level.tokenizer()(args.text.read_text(encoding="utf-8"))["input_ids"]
     known, apart = chains(level, args.group_size), len(ids) // args.texts
+    if apart < max(args.lengths):
+        needed = args.texts * max(args.lengths)
+        raise PolyspecError(f"--text: expected {needed} tokens or more, given {len(ids)}")
+    if (new := args.max_new_tokens) <= MOST:
+        raise PolyspecError(f"--max-new-tokens: expected more than a round's {MOST}, given {new}")
     machine = output.describe("cpu")
     for length in args.lengths:
         prompts = [ids[i * apart : i * apart + length] for i in range(args.texts)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -164,7 +164,8 @@ class _Rotary:
     `rotated`."""
 
     def __init__(self, layer: Any) -> None:
-        self._layer, self._module = layer, cast(Any, None)
+        self._layer = layer
+        self._module: Any = None
 
     def __call__(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # Created here: it has no weights, and a network may be built on the meta device.

@@ -170,7 +170,7 @@ def factory(
         return states(lambda rows, _: create(rows) if takes else create()), takes
     device = device_of(model)
     if streaming is not None:
-        window: dict[str, Any] = {**window_of(streaming), "device": device, **options}
+        window: dict[str, Any] = {**_window(streaming), "device": device, **options}
         return states(lambda rows, _: RollbackCache.streaming(model, rows, **window)), True
     step = int(options.get("step", _STEP))
     # On a device attention reads spare slots, so that captured graphs have few shapes.
@@ -193,7 +193,7 @@ def factory(
     return states(lambda *_: DynamicCache()), False
 
 
-def window_of(streaming: int | Mapping[str, int]) -> dict[str, int]:
+def _window(streaming: int | Mapping[str, int]) -> dict[str, int]:
     """Return the options of a streaming cache: window and, if given, sinks and slack."""
     if not isinstance(streaming, Mapping):
         return {"window": arguments.integer("streaming", streaming, arguments.SIZE_MAX, 1)}
@@ -208,7 +208,7 @@ def window_of(streaming: int | Mapping[str, int]) -> dict[str, int]:
 def near_of(streaming: int | Mapping[str, int], name: str) -> tuple[int, int]:
     """Return window and sinks (`RollbackCache.inputs`) of a level called `name` that reads them in
     the cache of another level."""
-    given = window_of(streaming)
+    given = _window(streaming)
     if "slack" in given:
         raise ValueError(f"{name}: the shared cache keeps all tokens: remove slack from streaming")
     window = arguments.integer("window", given["window"], arguments.SIZE_MAX, 1)

@@ -366,17 +366,17 @@ def cached_layers(
     ((shape, head_dim),) = shapes
 
     def function(name: str, product: RowProduct) -> Any:
-        if name not in ("attention_in", "gated_in"):
-            return product.leaving(_leaving(product.function()))
-        # A late bias of `attention_in` is added where the heads are split.
         gated = name == "gated_in"
-        multiply = product.function() if gated or not product.late else product.product
-        return product.entering(_entering(multiply, gated), gated)
+        return entering(product, gated) if gated or name == "attention_in" else leaving(product)
 
     return CachedLayers(_with_products(layers, function), shape, numbers, head_dim)
 
 
-def _entering(product: Callable[[Tensor], Tensor], gated: bool) -> EnteringProduct:
+def entering(product: RowProduct, gated: bool) -> EnteringProduct:
+    """Return the norm, a product, and `ops.decoder.gated` of its results if `gated`. Else a late
+    bias is left out: it is added where the heads are split."""
+    multiply = product.function() if gated or not product.late else product.product
+
     def run(
         x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: float
     ) -> tuple[Tensor, Tensor]:
@@ -385,14 +385,16 @@ def _entering(product: Callable[[Tensor], Tensor], gated: bool) -> EnteringProdu
             x, normed = operators.add_rms_norm(x, more, weight, epsilon)
         elif weight is not None:
             normed = operators.rms_norm(x, weight, epsilon)
-        y = product(normed)
+        y = multiply(normed)
         return x, operators.gated(y) if gated else y
 
-    return run
+    return product.entering(run, gated)
 
 
-def _leaving(product: Callable[[Tensor], Tensor]) -> LeavingProduct:
-    return lambda x, residual: (residual, product(x))
+def leaving(product: RowProduct) -> LeavingProduct:
+    """Return a product that ends the attention or the gated layer."""
+    multiply = product.function()
+    return product.leaving(lambda x, residual: (residual, multiply(x)))
 
 
 def _with_products(layers: Any, of: Callable[[str, RowProduct], Any]) -> list[LayerParts]:

@@ -217,6 +217,7 @@ class HuggingFaceLevel(ModelLevel):
             )
 
     def _share(self, owner: HuggingFaceLevel, streaming: int | Mapping[str, int] | None) -> None:
+        near = None if streaming is None else caches.near_of(streaming, self.name)
         rooms.require_same_shape(self.model, owner.model, self.name)
         for level in (self, owner):
             if not level.supports_batches or not level.cache.takes_rows:
@@ -229,8 +230,7 @@ class HuggingFaceLevel(ModelLevel):
             _owners[id(owner.model)] = owner
         self._member = rooms.Member(self, owner._member.owner)
         self.adopt(owner.cache)
-        if streaming is not None:
-            self._near = caches.near_of(streaming, self.name)
+        self._near = near
         self._options["shares_cache_with"] = owner
 
     def __reduce__(self) -> tuple[Any, ...]:
