@@ -156,34 +156,38 @@ class Angles:
     def __init__(self, compute: Callable[[Tensor, Tensor], Sequence[Tensor]], kind: str) -> None:
         self._compute, self._fixed = compute, kind not in _FOLLOW_LENGTH
         self._whole: Tensor | None = None  # all tables
+        self._form: tuple[torch.dtype, torch.device] | None = None  # of the tables
         self.tables: tuple[Tensor, ...] = ()
         self.reached = 0
 
     def reach(self, count: int, like: Tensor) -> None:
-        """Compute the values of `count` or more positions, in the dtype of `like`."""
+        """Compute the values of `count` or more positions, in the dtype and on the device of
+        `like`."""
         if self._fixed:
+            self._form = None  # until all is there
             with torch.inference_mode(False), torch.no_grad():  # readable outside of inference mode
                 numbers = torch.arange(max(count, 2 * self.reached), device=like.device)[None]
                 self._whole = torch.stack([x[0] for x in self._compute(like, numbers)])
                 self.tables, self.reached = self._whole.unbind(), numbers.shape[1]
+                self._form = like.dtype, like.device
 
     def key(self, count: int, like: Tensor) -> rooms.MemoryKey:
         """Return a key of the tables, computed for `count` positions."""
-        if self.reached < count:
+        if self.reached < count or self._form != (like.dtype, like.device):
             self.reach(count, like)
         return rooms.MemoryKey(self, self.tables)
 
     def at(self, like: Tensor, positions: Tensor) -> Sequence[Tensor]:
         """Return the values of `positions`, ``[B, T]``, which are below `reached` if it is not 0:
         ``[B, T, D]`` each."""
-        if self._whole is None or self._whole.dtype != like.dtype:
+        if self._whole is None or self._form != (like.dtype, like.device):
             return self._compute(like, positions)
         return self._whole[:, positions].unbind()
 
     def rotation(self, like: Tensor, positions: Tensor | None, rows: RowLengths) -> Rotation:
         """Return the angles of a pass, in the dtype of `like`, ``[B, T, any]``, over a cache with
         the lengths `rows`. `positions`: ``[B or 1, T or 1]``; None: after these lengths."""
-        if self.reached < rows.capacity:
+        if self.reached < rows.capacity or self._form != (like.dtype, like.device):
             self.reach(rows.capacity, like)
         if self._fixed:
             return self.tables[0], self.tables[1], positions

@@ -113,6 +113,9 @@ def test_angles_are_the_modules(kind: str, dtype: torch.dtype) -> None:
     if kind != "dynamic":
         assert computed.call_count <= 5
         assert not cosine.is_inference()
+    other = like.half()  # of a network that was converted
+    cosine, _, at = angles.rotation(other, after, rows)
+    assert cosine[at].equal(same(other, after)[0])
 
 
 def test_masks_by_type_of_layer() -> None:
