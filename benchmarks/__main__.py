@@ -9,22 +9,11 @@ from typing import Any
 
 from polyspec_ext.cli import help_of, options, run_command
 
-from . import (
-    adaptation,
-    chosen,
-    demo,
-    int4,
-    law,
-    operators,
-    output,
-    overhead,
-    paper,
-    serving,
-)  # fmt: skip
+from . import chosen, demo, int4, law, operators, output, overhead, paper, serving
 
 REPORTS: dict[str, Any] = {
     "demo": demo, "kernels": operators, "overhead": overhead,
-    "int4": int4, "adaptation": adaptation, "shapes": chosen, "serving": serving, "law": law,
+    "int4": int4, "shapes": chosen, "serving": serving, "law": law,
 }  # fmt: skip
 COMMANDS = {
     "paper": (paper.__doc__, paper.OPTIONS, paper.run),

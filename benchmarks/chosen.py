@@ -328,7 +328,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"--chains: expected some of {', '.join(CHAINS)}, given {wrong[0]!r}")
     reduced = replace(shape, layers=layers)
     draft = replace(DRAFT_SHAPE, layers=min(layers, DRAFT_SHAPE.layers))
-    require_memory(reduced, args.device, "; --layers N makes fewer")
+    require_memory(reduced, args.device)
     names = ("shape", "prompt", "max_new_tokens", "repeats")
     settings = {name: getattr(args, name) for name in names}
     report = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import re
 import runpy
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +18,6 @@ from typing import Any
 import torch
 
 from benchmarks.engines import Engine, Variant
-from benchmarks.growth import grown, grown_head
 from benchmarks.measuring import Answer, Decode, Request, chain_call, generate_call
 from polyspec_ext import (
     DynamicTree,
@@ -35,9 +33,9 @@ from polyspec_ext.drafters import resolve
 from polyspec_ext.drafters.proposals import cut_at_eos
 from polyspec_ext.levels import HuggingFaceLevel, Options, load_model, tokenizer_at
 from polyspec_ext.levels.models import num_parameters
-from polyspec_ext.levels.sources import copy_prefix, multiplies_bfloat16, original
+from polyspec_ext.levels.sources import copy_prefix, original
 from polyspec_ext.policies import POLICIES
-from polyspec_ext.quantization import quantize_w4, stored_w4
+from polyspec_ext.quantization import stored_w4
 from polyspec_ext.runtime.plan import default_rounds
 
 TARGET, W4 = "target", "w4"
@@ -111,7 +109,6 @@ class Models:
     heads: Mapping[str, str | Path] = field(default_factory=dict)  # of `HEADS`, by name
     tree: DynamicTree | None = None  # of the heads; None: they draft chains
     depth: int = 6  # lowest window of a head with trees
-    growth: Mapping[str, int] = field(default_factory=dict)  # for `grown`; empty: no growth
     engines: Sequence[Engine] = ()
     functions: Mapping[str, Make] = field(default_factory=dict)  # the user's methods by name
     device: str = "cpu"
@@ -156,19 +153,13 @@ class Models:
 
     def _load(self, name: str) -> Any:
         if name == W4:
-            model = self.level.model
-            # A grown target is new in every run, and so is its copy.
-            copy = quantize_w4(model, 128) if self.growth else stored_w4(model, W4)
+            copy = stored_w4(self.level.model, W4)
             if self.on_cpu:
                 with contextlib.suppress(ValueError):  # data types that the processor does not pack
                     return HuggingFaceLevel(copy, pack=True, shares_cache_with=self.level)
             return HuggingFaceLevel(copy, shares_cache_with=self.level)
         if name != TARGET:
             return load_level(self.drafts[name], self.dtype, self.device, name=f"--draft {name}")
-        if self.growth:
-            fast = torch.bfloat16 if multiplies_bfloat16() else torch.float32
-            model = grown(dtype=self.dtype or fast, device=self.device, **self.growth)
-            return load_level(model, name="--target")
         plain = self.target is None and self.dtype is None and self.on_cpu
         dtype = torch.float32 if plain else self.dtype
         return load_level(self.target or tiny.path(TARGET), dtype, self.device, name="--target")
@@ -189,11 +180,7 @@ class Models:
             drafter = WORDS[name]()
         else:
             base, tree, dtype = name.removesuffix(AS_CHAIN), self.tree_of(name), self._head_dtype
-            path = self.heads[base]
-            with tempfile.TemporaryDirectory() as folder:
-                if self.growth:
-                    path = grown_head(base, self.growth["times"], folder)
-                drafter = Eagle.from_pretrained(path, self.level, tree=tree, dtype=dtype)
+            drafter = Eagle.from_pretrained(self.heads[base], self.level, tree=tree, dtype=dtype)
         drafter.name = name
         return drafter
 
@@ -209,9 +196,7 @@ class Models:
 
         def shown(path: str | Path | None, name: str) -> str:
             if path is None or Path(path).parent == tiny.root():
-                larger = self.growth and name in (TARGET, W4, *HEADS)
-                size = f", grown {self.growth['times']} times" if larger else ""
-                return f"shipped {TARGET if name == W4 else name}{size}"
+                return f"shipped {TARGET if name == W4 else name}"
             folder = Path(original(path))
             return f"{copy_prefix(path)}{folder.name}" if folder.exists() else str(path)
 
@@ -236,11 +221,11 @@ def load_level(
         return resolve(thing, Options(name, above, dtype, device, "auto"))
 
 
-def shipped(growth: Mapping[str, int] | None = None, **more: Any) -> Models:
-    """Return the shipped models, the target grown; missing heads are left out."""
+def shipped(**more: Any) -> Models:
+    """Return the shipped models; missing heads are left out."""
     drafts = {name: tiny.path(name) for name in tiny.LEVELS[1:]}
     heads = {name: tiny.root() / name for name in tiny.HEADS if (tiny.root() / name).is_dir()}
-    return Models(None, drafts, heads, _SHIPPED_TREE, 5, growth or {}, **more)
+    return Models(None, drafts, heads, _SHIPPED_TREE, 5, **more)
 
 
 # ---- methods -------------------------------------------------------------------------------------
@@ -366,7 +351,7 @@ def _chain(key: str, levels: tuple[str, ...], models: Models) -> Method:
     last = levels[-1]
     head = last in models.drafters and last not in WORDS
     tree = models.tree_of(last)
-    shipped = models.target is None and not models.growth
+    shipped = models.target is None
     windows = tiny.WINDOWS.get(levels) if shipped else None
     if windows is None:
         lowest = 4 if tree is None else models.depth

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
 from benchmarks import measuring, methods, output, questions, record
 from benchmarks.engines import LLAMA_OPTIONS, engines_of
@@ -30,8 +29,8 @@ from benchmarks.methods import HEADS, TARGET, W4, Method, Models
 from benchmarks.output import REPEATED
 from benchmarks.questions import Conversation, Question
 from benchmarks.record import Turn, TurnWriter
-from benchmarks.shapes import SHAPES, growth_of, require_memory, weight_bytes
-from polyspec_ext import processor, progress, tiny
+from benchmarks.shapes import weight_bytes
+from polyspec_ext import processor, progress
 from polyspec_ext.cli import options
 from polyspec_ext.drafters.trees import DynamicTree
 from polyspec_ext.planning.planner import plan
@@ -80,9 +79,6 @@ OPTIONS: tuple[Any, ...] = (
     ("--batch", options.COUNT, 1, "N", "questions that a call answers, at most"),
     ("--max-new-tokens", options.COUNT, 64, "N", "of a turn"),
     ("--warm-up", options.COUNT, 1, "N", "times that each method answers the first turn before"),
-    ("--times", options.COUNT, 1, "N", "how much the shipped target is grown"),
-    ("--shape", tuple(SHAPES), None, None, "grow it to the width and depth of this published model "
-     "instead"),
     ("--no-report", "without tables, which `report DIR` makes later"),
     ("--plan-seconds", options.COUNT_OR_NONE, 30, "S", "that the planner may measure to find "
      "windows; 0: windows as they are shipped"),
@@ -100,16 +96,9 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
         if drafts or heads or args.openvino or args.gguf:
             names = "--draft, --eagle2, --eagle3, --openvino, --gguf"
             raise ValueError(f"{names}: expected a --target with them")
-        growth = {"times": args.times} if args.times > 1 else {}
-        if args.shape is not None:
-            shape = SHAPES[args.shape]
-            require_memory(shape, torch.device(args.device).type)
-            growth = growth_of(shape, AutoConfig.from_pretrained(tiny.path(TARGET)))
         if args.device != "cpu":
             options["dtype"] = torch.bfloat16
-        return methods.shipped(growth, **options), "tiny"
-    if args.times != 1 or args.shape is not None:
-        raise ValueError("--times, --shape: expected with the shipped models only")
+        return methods.shipped(**options), "tiny"
     tree, template, target = DynamicTree(), questions.AUTO, args.target
     if args.preset is not None:
         model, head, template, total_tokens = methods.PRESETS[args.preset]

@@ -74,20 +74,6 @@ def config_of(shape: Shape) -> Any:
     )
 
 
-def growth_of(shape: Shape, config: Any) -> dict[str, int]:
-    """Return the arguments of `growth.grown` for a model with the width and depth of a shape."""
-    width = config.hidden_size
-    if shape.hidden % width or shape.kind != "llama":
-        expected = f"expected a llama's, a multiple of {width}"
-        raise ValueError(f"{shape.name}: hidden: {expected}, given {shape.hidden} of {shape.kind}")
-    return {
-        "times": shape.hidden // width,
-        "layers": shape.layers,
-        "intermediate_size": shape.inner,
-        "key_value_heads": shape.kv_heads * shape.head_dim // config.head_dim,
-    }
-
-
 def random_model(shape: Shape, dtype: torch.dtype, device: str) -> Any:
     """Return a causal model of a shape, with weights drawn on the device."""
     from transformers import AutoModelForCausalLM
@@ -133,9 +119,9 @@ def _draw(module: torch.nn.Module) -> None:
             flat[begin : begin + _BLOCK] = scaled[: flat.numel() - begin]
 
 
-def require_memory(shape: Shape, device: str, hint: str = "") -> None:
+def require_memory(shape: Shape, device: str) -> None:
     """Refuse a shape that does not fit into memory: a target in bfloat16 and its 4-bit copy, on the
-    CPU with packed weights, and a tenth for the rest; `hint` ends the message."""
+    CPU with packed weights, and a tenth for the rest."""
     matrices = shape.layers * shape.layer_weights
     needed = 4.0 * shape.vocab * shape.hidden + 2.0 * matrices
     needed = 1.1 * (needed * (1 if device == "cuda" else 2) + 0.6 * matrices)
@@ -146,7 +132,7 @@ def require_memory(shape: Shape, device: str, hint: str = "") -> None:
     if needed > free:
         raise ValueError(
             f"memory: expected {_GB * needed:.1f} GB on {device} for {shape.layers} layers of "
-            f"{shape.name}, given {_GB * free:.1f} GB{hint}"
+            f"{shape.name}, given {_GB * free:.1f} GB; --layers N makes fewer"
         )
 
 

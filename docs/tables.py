@@ -29,15 +29,7 @@ sys.path[:0] = [
 import compare  # noqa: E402
 import model_families  # noqa: E402
 
-from benchmarks import (  # noqa: E402
-    adaptation,
-    chosen,
-    int4,
-    output,
-    overhead,
-    report,
-    serving,
-)
+from benchmarks import chosen, int4, output, overhead, report, serving  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 # The newest results of every benchmark. A commit of newer results names them here.
@@ -564,24 +556,22 @@ def overheads() -> Lines:
 
 
 def policies() -> Lines:
-    """Window policies of three levels over the best fixed windows, and the time of the policies."""
-    report = result(ADAPTATION)
-    text = adaptation.markdown(report)
-    times, *_ = tables_of(text)
-    section = text.partition("## target, middle, drafter")[2]
-    _, over_best, *_ = tables_of(section)
+    """Return the simulated speed of window policies for three levels, as a command of that commit
+    wrote it."""
+    report, best = result(ADAPTATION), "best fixed windows"
+    sets = report["chains"]["target, middle, drafter"]
+    speeds = {name: found["policies"] for name, found in sets.items()}
+    rows = [
+        [row, *(f"{each[row]['speed'] / each[best]['speed']:.3f}" for each in speeds.values())]
+        for row in next(iter(speeds.values()))
+    ]
     return [
-        f"`python -m benchmarks adaptation --traces build/traces.json --threads 1`: "
-        f"{report['machine']['cpu']}, commit {report['machine']['commit']}; "
-        f"`docs/results/{ADAPTATION}`.",
+        f"`bench adaptation --threads 1`: {report['machine']['cpu']}, commit "
+        f"{report['machine']['commit']}; `docs/results/{ADAPTATION}`.",
         "Tokens per second in simulated time over the best fixed windows, three levels, the "
         f"{report['half']} half of the prompts:",
         "",
-        *over_best,
-        "",
-        "Microseconds of a policy per round:",
-        "",
-        *times,
+        *output.table(["", *speeds], rows),
     ]
 
 

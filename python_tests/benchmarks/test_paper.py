@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +18,8 @@ from benchmarks import measuring, methods, paper, record
 from benchmarks import questions as asked
 from benchmarks.__main__ import main
 from benchmarks.engines import LlamaCpp, OpenVino
-from benchmarks.growth import grown
 from benchmarks.measuring import Request
 from benchmarks.methods import Method, Models, decoder, default_keys, read_keys, shipped
-from benchmarks.shapes import SHAPES, Shape, growth_of
 from polyspec_ext import tiny
 
 pytest.importorskip("pandas")
@@ -470,43 +468,6 @@ def test_windows_are_the_planners(models: Models, monkeypatch: pytest.MonkeyPatc
     stats = decoder(after["planned"], models)(request(models, 20)).stats
     assert stats is not None
     assert stats.levels[0].num_tails > 0
-
-
-def test_a_target_of_a_published_width_and_depth(
-    tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A small one here: twice as wide, 12 layers, one pair of key heads."""
-    small = Shape("llama2-7b", 512, 1300, 12, 4, 1, 32000)
-    monkeypatch.setitem(SHAPES, small.name, small)
-    monkeypatch.setattr(measuring, "copy_bandwidth", lambda _: 1.0)
-    monkeypatch.setattr(paper, "report", None)  # which nothing asks for
-    own = grown(1)
-    model = grown(**growth_of(small, own.config))
-    assert model.config.hidden_size == small.hidden
-    assert model.config.intermediate_size == small.inner
-    assert model.config.num_hidden_layers == small.layers
-    heads = model.config.num_key_value_heads * model.config.head_dim
-    assert heads == small.kv_heads * small.head_dim
-    words = ["--per-task", "1", "--shape", small.name, "--no-report"]
-    keys = ["plain", "w4", "eagle2", "w4+eagle2", "w4+drafter"]
-    assert main([*command(tmp_path / "run", questions, *words), "--methods", ",".join(keys)]) == 0
-    turns = record.read_turns(tmp_path / "run")
-    assert {turn["method"] for turn in turns if turn["lossless"]["identical"]} == {*keys}
-    found = {one["name"]: one for one in record.read_facts(tmp_path / "run")["models"]}
-    assert found["target"]["parameters"] == sum(p.numel() for p in model.parameters())
-    for name in ("target", "eagle2"):
-        assert found[name]["place"] == f"shipped {name}, grown 2 times"
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match="hidden: expected a llama's, a multiple of 256"):
-        growth_of(replace(small, hidden=500), own.config)
-    # Grow it to the other shapes.
-    for shape in SHAPES.values():
-        if shape.kind == "llama":
-            growth = growth_of(shape, own.config)
-            assert growth["times"] * 256 == shape.hidden
-            heads = 4 * growth["times"]
-            assert heads * own.config.head_dim == shape.heads * shape.head_dim
-            assert heads % growth["key_value_heads"] == 0
 
 
 @pytest.fixture

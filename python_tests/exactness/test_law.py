@@ -21,11 +21,10 @@ from device_rounds import counted
 from lettered import ABC, ADBC, BAZ, Lettered, lettered
 from proposal_kinds import FIXED, SAMPLED, Kind, Various, distance, text_distributions
 from small_models import llama
-from toy_policies import Clock, Listed, Random, Turns
+from toy_policies import POLICIES, Clock, Listed, Random, Turns
 from toy_trees import StayingTrees, TreeDrafter, TreeEnumerator
 
 import polyspec_ext as ps
-from benchmarks.adaptation import POLICIES
 from polyspec_ext.drafters import DraftModel
 from polyspec_ext.levels import IdMap, LevelOutput
 

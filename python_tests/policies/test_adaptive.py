@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import toy
+from toy_policies import POLICIES, Fsm
 
 import polyspec_ext as ps
-from benchmarks.adaptation import POLICIES, Fsm
 from polyspec_ext import _C, policies
 from polyspec_ext.planning import theory
 from polyspec_ext.policies import RoundReport, StepReport

@@ -4,9 +4,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from polyspec_ext import policies
+from polyspec_ext._C import PolicyKind
 from polyspec_ext.policies import Adaptive, RoundReport
+
+
+@dataclass(eq=False)
+class Fsm(Adaptive):
+    """A kind of the library that Python has no public name for, as `QLearning`."""
+
+    name, _kind = "fsm", PolicyKind.FSM
+
+
+@dataclass(eq=False)
+class QLearning(Adaptive):
+    name, _kind = "q-learning", PolicyKind.Q_LEARNING
+
+
+POLICIES: dict[str, type[Adaptive]] = {**policies.POLICIES, "fsm": Fsm, "q-learning": QLearning}
 
 
 class Random:
