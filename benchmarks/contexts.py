@@ -7,11 +7,13 @@ the last keys alone, beside prompt lookup and plain decoding, in turns.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import polyspec_ext as ps
 from benchmarks import measuring, output
@@ -61,31 +63,34 @@ def compare(
     of: dict[str, ps.Chain], prompts: Sequence[Sequence[int]], count: int
 ) -> list[tuple[str, ...]]:
     """Return the rows of a table by `HEADS`. Raises RuntimeError where texts differ."""
-    spent: dict[str, list[float]] = {name: [] for name in of}
-    seen: dict[str, list[Any]] = {name: [] for name in of}
-    for prompt in prompts:
-        texts: set[tuple[int, ...]] = set()
-        times: dict[str, list[float]] = {name: [] for name in of}
-        for turn in range(_TURNS):
-            for name in measuring.rotated([*of], turn, first=1):
-                text, per_token, stats = decode(of[name], prompt, count)
-                texts.add(tuple(text))
-                times[name].append(per_token)
-                seen[name].append(stats)
-        if len(texts) > 1:
-            raise RuntimeError(f"expected plain decoding's text of all chains, given {len(texts)}")
-        for name, values in times.items():
-            spent[name].append(min(values))
-    (plain, *_) = map(statistics.mean, spent.values())
+    results: dict[str, list[Any]] = {name: [] for name in of}
+    now: list[Sequence[int]] = []
+
+    def load(turn: int) -> None:
+        now[:] = [prompts[turn // _TURNS]]
+
+    def call(name: str) -> float:
+        result = decode(of[name], now[0], count)
+        results[name].append(result)
+        return result[1]
+
+    timed = [measuring.Contender(name, partial(call, name)) for name in of]
+    calls = measuring.turns(timed, _TURNS * len(prompts), measuring.Clock(None), load, 0)
+    for _ in measuring.required(calls):
+        pass
+    for texts in zip(*([text for text, *_ in rows] for rows in results.values()), strict=True):
+        if (different := len(set(map(tuple, texts)))) > 1:
+            raise RuntimeError(f"expected plain decoding's text of all chains, given {different}")
+    spent = [np.reshape(one.seconds, (-1, _TURNS)).min(1).mean() for one in timed]
     rows: list[tuple[str, ...]] = []
-    for name, levels in seen.items():
+    for name, mean in zip(of, spent, strict=True):
+        levels = [stats for *_, stats in results[name]]
         drafted, accepted, passes = (
             sum(getattr(level, field) for level in levels)
             for field in ("num_draft_tokens", "num_accepted_tokens", "num_forward_passes")
         )
-        mean, share = statistics.mean(spent[name]), accepted / drafted if drafted else None
-        per_pass = count * len(levels) / passes
-        numbers = f"{mean:.1f}", f"{plain / mean:.2f}", output.number(share, ".2f")
+        share, per_pass = accepted / drafted if drafted else None, count * len(levels) / passes
+        numbers = f"{mean:.1f}", f"{spent[0] / mean:.2f}", output.number(share, ".2f")
         rows.append((name, *numbers, f"{per_pass:.2f}"))
     return rows
 

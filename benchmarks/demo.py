@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from benchmarks import measuring, output
 from benchmarks import questions as asked
@@ -30,7 +30,7 @@ from polyspec_ext.cli.generate import SHIPPED, print_text, tokenizer_of
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.models import has_quantised_layers, level_line
 from polyspec_ext.planning.planner import plan
-from polyspec_ext.stats import Stats, merge
+from polyspec_ext.stats import merge
 
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
 OPTIONS: tuple[Any, ...] = (
@@ -48,26 +48,32 @@ OPTIONS: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-@dataclass
-class Entry:
-    """A configuration and its measurements in the finished repeats."""
+class Entry(measuring.Contender):
+    """A configuration, and its answers in the turns.
 
-    label: str
-    decode: Decode
-    window: Sequence[int] = ()  # of a chain; empty: plain decoding
-    plain: str = PLAIN  # label of the reference texts
-    rates: list[float] = field(default_factory=list)  # tokens per second, by repeat
-    calls: list[Stats] = field(default_factory=list)  # of our engine
-    texts: list[list[int]] = field(default_factory=list)  # of the last repeat
+    Args:
+        window: of a chain; empty: plain decoding.
+        plain: name of the reference texts. Another engine has another form of the target.
+    """
 
-    @property
-    def ours(self) -> bool:
-        """Whether the reference texts are ours: another engine has another form of the target."""
-        return self.plain == PLAIN
+    def __init__(
+        self, name: str, decode: Decode, window: Sequence[int] = (), plain: str = PLAIN
+    ) -> None:
+        super().__init__(name, self.answer)
+        self.decode, self.window, self.plain = decode, window, plain
+        self.request = Request([], 0, 0.0, [0])
+        self.answers: list[Answer] = []
 
-    def rate(self) -> float:
-        """Return tokens per second: the median of the repeats."""
-        return statistics.median(self.rates)
+    def answer(self) -> float:
+        """Answer the request, and return the seconds."""
+        answer, seconds = measuring.timed(self.decode, self.request)
+        self.answers.append(answer)
+        return seconds
+
+    def rate(self, count: int) -> float:
+        """Return tokens per second: the median of the repeats with `count` questions each."""
+        tokens = np.array([len(answer.texts[0]) for answer in self.answers]).reshape(-1, count)
+        return float(np.median(tokens.sum(1) / np.reshape(self.seconds, (-1, count)).sum(1)))
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -161,70 +167,70 @@ def _measure(
 ) -> tuple[int, bool]:
     """Measure; return the number of repeats, and whether Ctrl-C ended them. In the first repeat
     Ctrl-C is raised."""
-    count, repeats = len(prompts), 0
+    count, interrupted = len(prompts), False
     progress.phase(
         f"measuring {len(entries)} configurations: {count} questions, {args.repeats} repeats"
     )
-    for entry in entries:
-        tokens = 12 if args.target else args.max_new_tokens
-        entry.decode(Request(prompts[:1], tokens, 0.0, [0]))
-    began, left = time.monotonic(), True
+    began = time.monotonic()
+
+    def load(turn: int) -> None:
+        tokens = 12 if turn < 0 and args.target else args.max_new_tokens
+        for entry in entries:
+            entry.request = Request([prompts[turn % count]], tokens, 0.0, [0])
+
+    def goes_on(turn: int) -> bool:
+        repeats = turn / count
+        spent = time.monotonic() - began
+        return not repeats or turn % count != 0 or spent * (repeats + 1) / repeats <= args.seconds
+
+    turns = args.repeats * count
+    calls = measuring.turns(entries, turns, measuring.Clock(None), load, 1, goes_on)
+    bar = progress.bar(calls, total=turns * len(entries), desc="measuring", leave=False)
     try:
-        with progress.bar(
-            total=args.repeats * count * len(entries), desc="measuring", leave=False
-        ) as bar:
-            while left and repeats < args.repeats:
-                done: dict[str, list[tuple[Answer, float]]] = {entry.label: [] for entry in entries}
-                for at, prompt in enumerate(prompts):
-                    request = Request([prompt], args.max_new_tokens, 0.0, [0])
-                    for entry in measuring.rotated(entries, at + repeats, 1):
-                        answer = measuring.timed(entry.decode, request, time.perf_counter)
-                        done[entry.label].append(answer)
-                        bar.update()
-                for entry in entries:
-                    answers, seconds = zip(*done[entry.label], strict=True)
-                    entry.texts = [answer.texts[0] for answer in answers]
-                    entry.rates.append(sum(map(len, entry.texts)) / sum(seconds))
-                    entry.calls += [answer.stats for answer in answers if answer.stats is not None]
-                repeats += 1
-                left = (time.monotonic() - began) * (repeats + 1) / repeats <= args.seconds
+        for _ in measuring.required(bar):
+            pass
     except KeyboardInterrupt:
-        if not repeats:
-            raise
+        interrupted = True
+    repeats = min(len(entry.seconds) for entry in entries) // count
+    if interrupted and not repeats:
+        raise KeyboardInterrupt
+    if interrupted:
         progress.phase("interrupted: what was finished is kept")
-        return repeats, True
-    return repeats, False
+    for entry in entries:  # the first answer is of the warm-up
+        entry.seconds = entry.seconds[: repeats * count]
+        entry.answers = entry.answers[1 : 1 + repeats * count]
+    return repeats, interrupted
 
 
 def rows_of(entries: list[Entry], prompts: list[list[int]], target: Any) -> dict[str, Any]:
     """Return a row for each contender, plain decoding first; ratios are over the fastest."""
-    by_label = {entry.label: entry for entry in entries}
-    merged = {entry.label: merge(entry.calls) for entry in entries if entry.calls}
-    alone = [entry for entry in entries if entry.ours and not entry.window]
-    fastest = max(alone, key=Entry.rate)
-    decoding = max(merged[x.label].tokens_per_second for x in alone if x.label in merged)
-    rows = []
+    count, rows = len(prompts), []
+    rates = {entry.name: entry.rate(count) for entry in entries}
+    texts = {entry.name: [answer.texts[0] for answer in entry.answers] for entry in entries}
+    calls = {entry.name: [x.stats for x in entry.answers if x.stats] for entry in entries}
+    merged = {name: merge(stats) for name, stats in calls.items() if stats}
+    alone = [entry.name for entry in entries if entry.plain == PLAIN and not entry.window]
+    fastest = max(alone, key=rates.__getitem__)
+    decoding = max(merged[name].tokens_per_second for name in alone if name in merged)
     for entry in entries:
-        texts = zip(prompts, by_label[entry.plain].texts, entry.texts, strict=True)
-        model = target if entry.ours else None
-        judged = measuring.verdict(
-            [measuring.compared(model, *text) for text in texts], target.dtype
-        )
-        rate, stats = entry.rate(), merged.get(entry.label)
+        ours, stats = entry.plain == PLAIN, merged.get(entry.name)
+        compared = partial(measuring.compared, target if ours else None)
+        pairs = prompts, texts[entry.plain], texts[entry.name]
+        judged = measuring.verdict(list(map(compared, *pairs)), target.dtype)
         rows.append(
             {
-                "label": entry.label,
+                "label": entry.name,
                 "window": list(entry.window),
-                "tokens_per_second": rate,
-                "ratio": rate / fastest.rate(),
-                "ratio_to_generate": rate / by_label[GENERATE].rate(),
+                "tokens_per_second": rates[entry.name],
+                "ratio": rates[entry.name] / rates[fastest],
+                "ratio_to_generate": rates[entry.name] / rates[GENERATE],
                 "decoding_ratio": None if stats is None else stats.tokens_per_second / decoding,
-                "lossless": measuring.is_lossless(judged) if entry.ours else None,
-                "verdict": judged["lossless"] + " (its own)" * (not entry.ours),
+                "lossless": measuring.is_lossless(judged) if ours else None,
+                "verdict": judged["lossless"] + " (its own)" * (not ours),
                 "stats": None if stats is None else stats.to_dict(),
             }
         )
-    return {"fastest_plain": fastest.label, "configurations": rows}
+    return {"fastest_plain": fastest, "configurations": rows}
 
 
 def status(report: dict[str, Any]) -> int:

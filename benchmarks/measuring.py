@@ -7,40 +7,42 @@ to the last token, prefill included. Texts are compared with the target's plain 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from polyspec_ext.chain import Chain
 from polyspec_ext.drafters.proposals import cut_at_eos
+from polyspec_ext.errors import PolyspecError
 from polyspec_ext.stats import Stats
 
 WARM_UP = 3  # uncounted calls
 MIB = 1 << 20
 T = TypeVar("T")
+C = TypeVar("C", bound="Contender")
 Call = Callable[[], Any]
-Now = Callable[[], float]
 
 
 # ---- calls in turns ------------------------------------------------------------------------------
 
 
-def rotated(things: Sequence[T], turn: int, first: int = 0) -> list[T]:
-    """Return `things` in the order of a turn, rotated by 1 per turn. The first `first` things come
-    first in every turn, since the others are compared with them."""
-    ahead, rest = things[:first], things[first:]
-    shift = turn % max(len(rest), 1)
-    return [*ahead, *rest[shift:], *rest[:shift]]
+def rotated(things: Sequence[T], turn: int) -> list[T]:
+    """Return `things` in the order of a turn, rotated by 1 per turn."""
+    shift = turn % max(len(things), 1)
+    return [*things[shift:], *things[:shift]]
 
 
 @dataclass
@@ -119,28 +121,38 @@ class Clock:
 
 
 def turns(
-    contenders: Sequence[Contender],
+    contenders: Sequence[C],
     repeats: int,
     clock: Clock,
     load: Callable[[int], None] = lambda turn: None,
     warm_up: int = WARM_UP,
-) -> Iterator[Contender]:
-    """Time the contenders in turns; yield a contender after its call. Before every call, of which
-    `warm_up` are not counted, `load` gets the number of the turn."""
-    for turn in range(repeats):
+    goes_on: Callable[[int], bool] = lambda turn: True,
+) -> Iterator[C]:
+    """Time the contenders in turns; yield a contender after its call. Before every call `load` gets
+    the number of the turn, and -1 before each of `warm_up` calls that are not counted. `goes_on`:
+    whether a turn begins."""
+    for turn in itertools.takewhile(goes_on, range(repeats)):
         for contender in rotated([c for c in contenders if c.error is None], turn):
             try:
                 if contender.run is None:
-                    load(0)
+                    load(-1)
                     contender.run = clock.prepare(contender)
-                    for number in range(warm_up):
-                        load(number)
+                    for _ in range(warm_up):
+                        load(-1)
                         clock.seconds(contender.run)
                 load(turn)
                 contender.seconds.append(clock.seconds(contender.run))
             except Exception as error:  # a peer that fails must not end the run
                 contender.error = f"{type(error).__name__}: {error}".splitlines()[0]
             yield contender
+
+
+def required(calls: Iterable[C]) -> Iterator[C]:
+    """Yield the contenders of `turns`; raise the first error as a PolyspecError."""
+    for contender in calls:
+        if contender.error is not None:
+            raise PolyspecError(f"{contender.name}: {contender.error}")
+        yield contender
 
 
 def copy_bandwidth(device: str) -> float:
@@ -198,45 +210,35 @@ def generate_call(
         torch.manual_seed(request.seeds[0])
         options |= {"do_sample": True, "temperature": request.temperature}
         options |= {"top_k": 0, "top_p": 1.0, **request.filters}
-    width = max(map(len, request.prompts))
-    pads = [width - len(prompt) for prompt in request.prompts]
-    padded = zip(pads, request.prompts, strict=True)
-    ids = torch.tensor([[0] * pad + prompt for pad, prompt in padded], device=target.device)
-    mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=target.device)
-    before = None
+    rows = list(map(torch.tensor, request.prompts))
+    ids, mask = (
+        pad_sequence(some, batch_first=True, padding_side="left").to(target.device)
+        for some in (rows, list(map(torch.ones_like, rows)))
+    )
+    fresh: Any = contextlib.nullcontext()
     if assistant is not None:
         # Calls change this configuration (the confidence threshold); all start with a copy.
-        before = assistant.generation_config
+        config = copy.deepcopy(assistant.generation_config)
+        fresh = mock.patch.object(assistant, "generation_config", config)
         options["assistant_model"] = assistant
-        assistant.generation_config = copy.deepcopy(before)
-    try:
-        with torch.inference_mode():
-            rows = target.generate(
-                ids, attention_mask=mask, max_new_tokens=request.max_new_tokens, **options
-            )
-    finally:
-        if assistant is not None:
-            assistant.generation_config = before
-    return Answer([cut_at_eos(row[width:], eos) for row in rows.tolist()])
+    with torch.inference_mode(), fresh:
+        texts = target.generate(
+            ids, attention_mask=mask, max_new_tokens=request.max_new_tokens, **options
+        )
+    return Answer([cut_at_eos(text, eos) for text in texts[:, ids.shape[1] :].tolist()])
 
 
-def device_clock(device: torch.device) -> Now:
-    """Return a wall clock that first waits for all work on the device."""
-    if device.type != "cuda":
-        return time.perf_counter
+def timed(decode: Decode, request: Request, device: str = "cpu") -> tuple[Answer, float]:
+    """Return an answer and its seconds, with all work on the device, or by the engine's clock."""
 
-    def clock() -> float:
-        torch.cuda.synchronize(device)
+    def now() -> float:
+        if device == "cuda":
+            torch.cuda.synchronize()
         return time.perf_counter()
 
-    return clock
-
-
-def timed(decode: Decode, request: Request, clock: Now) -> tuple[Answer, float]:
-    """Return an answer and its seconds, by the engine's clock if it reports seconds."""
-    began = clock()
+    began = now()
     answer = decode(request)
-    spent = clock() - began
+    spent = now() - began
     return answer, spent if answer.seconds is None else answer.seconds
 
 

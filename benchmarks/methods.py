@@ -6,10 +6,9 @@ for their windows and a colon, if any: ``w4+drafter``, ``joint:middle+drafter``.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import runpy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,15 +18,7 @@ import torch
 
 from benchmarks.engines import Engine, Variant
 from benchmarks.measuring import Answer, Decode, Request, chain_call, generate_call
-from polyspec_ext import (
-    DynamicTree,
-    Eagle,
-    NGramTable,
-    PromptLookup,
-    SuffixMatch,
-    progress,
-    tiny,
-)
+from polyspec_ext import DynamicTree, Eagle, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.drafters import resolve
 from polyspec_ext.drafters.proposals import cut_at_eos
@@ -35,31 +26,25 @@ from polyspec_ext.levels import HuggingFaceLevel, Options, load_model, tokenizer
 from polyspec_ext.levels.models import num_parameters
 from polyspec_ext.levels.sources import copy_prefix, original
 from polyspec_ext.policies import POLICIES
-from polyspec_ext.quantization import stored_w4
 from polyspec_ext.runtime.plan import default_rounds
 
 TARGET, W4 = "target", "w4"
 HEADS = EAGLE2, EAGLE3 = "eagle2", "eagle3"
 AS_CHAIN = "-chain"  # suffix of an EAGLE head's name: drafts chains, not trees
-WORDS: dict[str, Callable[[], Any]] = {
-    "prompt-lookup": PromptLookup, "suffix": SuffixMatch, "ngram": NGramTable,
-}  # fmt: skip
+WORDS = ("prompt-lookup", "suffix", "ngram")
 PLAIN, CAPTURED = "plain", "plain-captured"
-GENERATE, ASSISTED = "generate", "assisted"
-PLANNED, CASCADE = "planned", "cascade"
+GENERATE, ASSISTED, PLANNED = "generate", "assisted", "planned"
 ENGINE, USER = "engine", "user"  # kinds of another engine's methods, and of the user's
-CASCADE_ROUNDS = 2  # of each level but the lowest, before the level above verifies
 _LOOKUP_WINDOW = 8
 # A pass of many tokens is dear on a CPU: a small tree.
 _SHIPPED_TREE = DynamicTree(top_k=4, total_tokens=12)
-# Reserved names, for neither draft models nor user methods.
-RESERVED = (
-    PLAIN, CAPTURED, GENERATE, ASSISTED, PLANNED, CASCADE, TARGET, W4, *WORDS,
+_RESERVED = (
+    PLAIN, CAPTURED, GENERATE, ASSISTED, PLANNED, TARGET, W4, *WORDS,
     *HEADS, *(head + AS_CHAIN for head in HEADS),
 )  # fmt: skip
 Make = Callable[[Any, Any], Callable[[Request], Any]]
 
-_HUB = "meta-llama/"  # models with a licence to accept on the hub
+_HUB = "meta-llama/"
 # The papers' targets: model, EAGLE-2 head, template, tokens of the head's trees (SafeAILab's
 # settings: fewer the dearer the target's passes are).
 PRESETS = {
@@ -90,12 +75,9 @@ def require(names: Sequence[str]) -> list[str]:
         except (LocalEntryNotFoundError, ValueError):  # (ValueError: not an id.)
             missing[path] = None
     if missing:
-        commands = [f"hf download {name}" for name in missing]
-        gated = any(name.startswith(_HUB) for name in missing)
-        login = "accept the licence on the hub, hf auth login && " if gated else ""
         raise ValueError(
             f"expected models on this machine, given none for {', '.join(missing)}; fetch them: "
-            f"{login}{' && '.join(commands)}"
+            + " && ".join(f"hf download {name}" for name in missing)
         )
     return paths
 
@@ -151,23 +133,18 @@ class Models:
         except ValueError as error:
             raise ValueError(f"--target: {error}") from error
 
-    def _load(self, name: str) -> Any:
-        if name == W4:
-            copy = stored_w4(self.level.model, W4)
-            if self.on_cpu:
-                with contextlib.suppress(ValueError):  # data types that the processor does not pack
-                    return HuggingFaceLevel(copy, pack=True, shares_cache_with=self.level)
-            return HuggingFaceLevel(copy, shares_cache_with=self.level)
-        if name != TARGET:
-            return load_level(self.drafts[name], self.dtype, self.device, name=f"--draft {name}")
-        plain = self.target is None and self.dtype is None and self.on_cpu
-        dtype = torch.float32 if plain else self.dtype
-        return load_level(self.target or tiny.path(TARGET), dtype, self.device, name="--target")
-
     def draft(self, name: str) -> HuggingFaceLevel:
-        """Return a level, or the 4-bit copy, rounded to nearest as for users."""
+        """Return a level, or the 4-bit copy, as users have them."""
         if name not in self.levels:
-            self.levels[name] = self._load(name)
+            thing, dtype, above = self.drafts.get(name, name), self.dtype, list[Any]()
+            if name == TARGET:
+                thing = self.target or tiny.path(TARGET)
+                if self.target is None and dtype is None and self.on_cpu:
+                    dtype = torch.float32
+            elif name == W4:
+                above = [self.level]
+            option = "--target" if name == TARGET else f"--draft {name}"
+            self.levels[name] = load_level(thing, dtype, self.device, name=option, above=above)
             self.levels[name].name = name
         return self.levels[name]
 
@@ -175,12 +152,11 @@ class Models:
         """Return an element of a chain; drafters are created anew, since they keep state."""
         if name not in self.drafters:
             return self.draft(name)
-        drafter: Any
         if name in WORDS:
-            drafter = WORDS[name]()
+            drafter = load_level(name, name=name)
         else:
-            base, tree, dtype = name.removesuffix(AS_CHAIN), self.tree_of(name), self._head_dtype
-            drafter = Eagle.from_pretrained(self.heads[base], self.level, tree=tree, dtype=dtype)
+            path, tree = self.heads[name.removesuffix(AS_CHAIN)], self.tree_of(name)
+            drafter = Eagle.from_pretrained(path, self.level, tree=tree, dtype=self._head_dtype)
         drafter.name = name
         return drafter
 
@@ -236,8 +212,8 @@ class Method:
     """A decoding method, in the format of ``run.json``.
 
     Its kind is "plain", "generate", "assisted", "chain" (of levels and drafters without hidden
-    states), "eagle" (a head alone below the target), "adaptive", "planned", "cascade", "engine"
-    (another engine's) or "user" (the user's).
+    states), "eagle" (a head alone below the target), "adaptive", "planned", "engine" (another
+    engine's) or "user" (the user's).
     """
 
     name: str  # its key
@@ -271,7 +247,7 @@ def default_keys(models: Models, batch: int = 1) -> list[str]:
         *(*drafts, *heads, "prompt-lookup", "suffix", W4, f"{W4}+{last}"),
         *(f"{W4}+{head}" for head in heads[:1]),
         *(["+".join(drafts), "+".join((W4, *drafts))] if len(drafts) > 1 else ()),
-        *(f"online:{last}", f"joint:{three}", f"{CASCADE}:{three}", PLANNED),
+        *(f"online:{last}", f"joint:{three}", PLANNED),
         *(models.variants if batch == 1 else ()),
     ]
 
@@ -299,12 +275,11 @@ def read_keys(keys: Sequence[str], models: Models, batch: int = 1) -> list[Metho
 
 
 def _method(key: str, models: Models) -> Method:
-    on_cuda = {CAPTURED: ("plain decoding, captured", "plain")}
     simple = {
         PLAIN: ("plain decoding, eager", "plain"),
         GENERATE: ("transformers generate", "generate"),
         PLANNED: ("planned", PLANNED),
-        **({} if models.on_cpu else on_cuda),
+        **({} if models.on_cpu else {CAPTURED: ("plain decoding, captured", "plain")}),
         **{name: (name, USER) for name in models.functions},
     }
     if key in simple:
@@ -318,50 +293,37 @@ def _method(key: str, models: Models) -> Method:
         name = rest or next(reversed(list(models.drafts)), "")
         if name in models.drafts:
             return Method(key, f"transformers assisted: {name}", ASSISTED, (TARGET, name))
-    levels = (TARGET, *(rest if colon else key).split("+"))
-    names, drafters = levels[1:], models.drafters
-    known = not colon or word in POLICIES or word == CASCADE
-    if not known or not set(names) <= set(models.names) or len({*names}) < len(names):
+    names = (rest if colon else key).split("+")
+    known = (not colon or word in POLICIES) and set(names) <= set(models.names)
+    if not known or len({*names}) < len(names):
         raise ValueError(
             f"--methods: expected {PLAIN}, {CAPTURED} (CUDA), {GENERATE}, "
             f"{ASSISTED}:NAME, {PLANNED}, {', '.join(models.variants) or 'an engine that is given'}"
             f", or names of {', '.join(models.names)} with + between and perhaps a policy "
-            f"({', '.join(POLICIES)} or {CASCADE}) and a colon in front, given {key!r}"
+            f"({', '.join(POLICIES)}) and a colon in front, given {key!r}"
         )
-    if set(names[:-1]) & set(drafters):
-        raise ValueError(f"--methods: {key}: expected {', '.join(drafters)} last of the levels")
-    method = _chain(key, levels, models)
+    if set(names[:-1]) & set(models.drafters):
+        last = ", ".join(models.drafters)
+        raise ValueError(f"--methods: {key}: expected {last} last of the levels")
+    method = _chain(key, (TARGET, *names), models)
     if not colon:
         return method
-    if word != CASCADE:
-        return replace(method, label=f"{word}: {method.label}", kind="adaptive", policy=word)
-    if len(levels) < 3:
-        raise ValueError(f"--methods: {key}: expected at least three levels, given two")
-    # Cascade speculative drafting's vertical cascade (Chen et al. 2023): a level verifies a fixed
-    # number of blocks of the level below, for any acceptance, before the level above verifies.
-    windows = (method.windows or ())[-1:]
-    for _ in levels[2:]:
-        windows = (CASCADE_ROUNDS * (windows[0] + 1), *windows)
-    label = f"cascade of {CASCADE_ROUNDS} rounds: {method.label}"
-    rounds = (CASCADE_ROUNDS,) * (len(windows) - 1)
-    return replace(method, label=label, kind=CASCADE, windows=windows, rounds=rounds)
+    return replace(method, label=f"{word}: {method.label}", kind="adaptive", policy=word)
 
 
 def _chain(key: str, levels: tuple[str, ...], models: Models) -> Method:
-    last = levels[-1]
-    head = last in models.drafters and last not in WORDS
-    tree = models.tree_of(last)
-    shipped = models.target is None
-    windows = tiny.WINDOWS.get(levels) if shipped else None
+    last, tree = levels[-1], models.tree_of(levels[-1])
+    windows = tiny.WINDOWS.get(levels) if models.target is None else None
     if windows is None:
         lowest = 4 if tree is None else models.depth
         if last in WORDS and len(levels) == 2:
             lowest = _LOOKUP_WINDOW
         windows = tuple(lowest + 4 * above for above in reversed(range(len(levels) - 1)))
     rounds = tuple(default_rounds(windows))
-    if shipped:
+    if models.target is None:
         rounds = tiny.ROUNDS.get(levels, rounds)
-    kind = "eagle" if len(levels) == 2 and head else "chain"
+    is_head = last in models.drafters and last not in WORDS
+    kind = "eagle" if len(levels) == 2 and is_head else "chain"
     form = None if tree is None else tree_form(tree, windows[-1])
     return Method(key, " <- ".join(levels), kind, levels, windows, rounds, tree=form)
 
@@ -371,6 +333,14 @@ def tree_form(tree: DynamicTree, depth: int) -> dict[str, int]:
     return {"top_k": tree.top_k, "total_tokens": tree.total_tokens, "depth": depth}
 
 
+def new_name(name: str, others: Collection[str], wrong: str) -> str:
+    """Return a name of the user's for a draft or a method; `wrong` begins the error of a name of
+    other characters, or of one in use."""
+    if name in (*_RESERVED, *others) or not re.fullmatch(r"[\w.-]+", name):
+        raise ValueError(f"{wrong}: {name!r} is another's name, or not of letters and digits")
+    return name
+
+
 def read_functions(given: Sequence[str]) -> dict[str, Make]:
     """Return the functions of ``--method NAME=FILE.py:FUNCTION`` by name."""
     functions: dict[str, Make] = {}
@@ -378,8 +348,7 @@ def read_functions(given: Sequence[str]) -> dict[str, Make]:
         name, _, where = text.partition("=")
         path, _, function = where.rpartition(":")
         wrong = f"--method: expected NAME=FILE.py:FUNCTION, given {text!r}"
-        if name in (*RESERVED, *functions) or not re.fullmatch(r"[\w.-]+", name):
-            raise ValueError(f"{wrong}, whose name is another's or not of letters and digits")
+        new_name(name, functions, wrong)
         try:
             make = runpy.run_path(path, run_name=Path(path).stem).get(function)
         except Exception as error:

@@ -88,7 +88,7 @@ class Case:
     def __init__(self, levels: int, batch: int, meters: Meters) -> None:
         self.levels, self.batch, self.meters = levels, batch, meters
         self.seconds: dict[str, list[float]] = defaultdict(list)  # of counted rounds, by kind
-        self.rounds = 0  # counted
+        self.rounds, self.counts = 0, False  # counted rounds, and whether more are counted
         window = [4 * 2**i for i in reversed(range(levels - 1))]
         random, models = torch.Generator().manual_seed(levels), []
         for name in (f"level {i + 1}" for i in range(levels)):
@@ -114,9 +114,9 @@ class Case:
             took = {kind: seconds - before[kind] for kind, seconds in self.meters.items()}
             took["checks"] = took.pop("functions") - took["operators"]
             took["ours"] = total - took["forwards"] - took["operators"]
-            for kind, seconds in took.items():
+            for kind, seconds in took.items() if self.counts else ():
                 self.seconds[kind].append(seconds / rounds)
-            self.rounds += rounds
+            self.rounds += rounds * self.counts
 
     def report(self) -> dict[str, Any]:
         """Return the row of the JSON report."""
@@ -137,21 +137,24 @@ class Case:
 
 
 def measure(levels: Sequence[int], batches: Sequence[int], turns: int) -> list[Case]:
-    """Measure all cases in turns, the first of which is not counted."""
+    """Measure all cases in turns."""
     meters = dict.fromkeys(("forwards", "operators", "functions"), 0.0)
     cases = [Case(n, b, meters) for n in levels for b in batches]
     compiled: dict[str, Any] = {
         name: metered(meters, "operators", getattr(verification, name))
         for name in ("_draw", "_verify")
     }
-    with mock.patch.multiple(verification, **compiled):
+    timed = [measuring.Contender(f"{case.levels} levels", case.turn) for case in cases]
+
+    def load(turn: int) -> None:
         for case in cases:
-            case.turn()
-            case.seconds.clear()
-            case.rounds = 0
-        for number in progress.bar(range(turns), desc="overhead", unit="turn", leave=False):
-            for case in measuring.rotated(cases, number):
-                case.turn()
+            case.counts = turn >= 0
+
+    calls = measuring.turns(timed, turns, measuring.Clock("cpu"), load, 1)
+    bar = progress.bar(calls, total=turns * len(cases), desc="overhead", leave=False)
+    with mock.patch.multiple(verification, **compiled):
+        for _ in measuring.required(bar):
+            pass
     return cases
 
 

@@ -12,7 +12,6 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import platform
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -70,8 +69,7 @@ OPTIONS: tuple[Any, ...] = (
     *LLAMA_OPTIONS,
     ("--methods", options.words, [], "KEY,...", "plain, plain-captured, generate, assisted:NAME, "
      "planned, levels below the target with + between (w4+drafter, w4+eagle2, prompt-lookup), and "
-     "these with a policy in front (online:drafter, joint:w4+drafter, cascade:w4+drafter) "
-     "(default: some of each)"),
+     "these with a policy in front (online:drafter, joint:w4+drafter) (default: some of each)"),
     ("--method", REPEATED, [], "NAME=FILE.py:FUNCTION", "a method of yours: its function takes the "
      "target's model and tokenizer, and gives a function of a request (prompts, max_new_tokens, "
      "temperature, seeds) that returns the new tokens of each prompt; may be repeated"),
@@ -90,7 +88,11 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     """Return the models of the options, and their template."""
     functions = methods.read_functions(args.method)
     options: dict[str, Any] = {"device": args.device, "functions": functions}
-    drafts = _drafts(args.draft)
+    drafts: dict[str, str] = {}
+    for text in args.draft:
+        name, sign, path = text.partition("=")
+        name, path = (name, path) if sign else (Path(text).name, text)
+        drafts[methods.new_name(name, drafts, "--draft: expected NAME=MODEL")] = path
     heads = {name: getattr(args, name) for name in HEADS if getattr(args, name) is not None}
     if args.preset is None and args.target is None:
         if drafts or heads or args.openvino or args.gguf:
@@ -109,19 +111,6 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     heads = dict(zip(heads, sources[len(drafts) :], strict=True))
     engines = engines_of(args.gguf, args.llama, args.openvino)
     return Models(target, drafts, heads, tree, engines=engines, **options), template
-
-
-def _drafts(texts: Sequence[str]) -> dict[str, str]:
-    """Parse ``NAME=MODEL`` or a path; default name: the path's last component."""
-    drafts: dict[str, str] = {}
-    for text in texts:
-        name, sign, path = text.partition("=")
-        name, path = (name, path) if sign else (Path(text).name, text)
-        if name in (*methods.RESERVED, *drafts) or not re.fullmatch(r"[\w.-]+", name):
-            expected = "NAME=MODEL with a name of letters and digits that stands for nothing else"
-            raise ValueError(f"--draft: expected {expected}, given {name!r}")
-        drafts[name] = path
-    return drafts
 
 
 # ---- before the turns ----------------------------------------------------------------------------
@@ -221,8 +210,8 @@ def run(args: argparse.Namespace) -> int:
 
 def plan_windows(session: Session) -> dict[str, dict[str, Any]]:
     """Plan once for all levels of the methods, give the methods planned windows, and return
-    predictions by key. Cascades keep their windows; a policy starts with the windows of its chain,
-    and the window of a head with trees is their depth."""
+    predictions by key. A policy starts with the windows of its chain, and the window of a head with
+    trees is their depth."""
     models, args, kinds = session.models, session.args, (*_CHAINS, methods.PLANNED)
     names = {name for method in session.made if method.kind in kinds for name in method.levels}
     if not names:
@@ -307,7 +296,6 @@ class Runner:
         self._first = sum(method.name in names for method, _ in self.calls)
         self.calls = sorted(self.calls, key=lambda call: (*names, call[0].name).index(call[0].name))
         self._model = self.session.models.level.model
-        self._clock = measuring.device_clock(self._model.device)
         self._done = {record.key_of(turn): turn for turn in self.writer.turns}
 
     def run(self) -> None:
@@ -315,7 +303,8 @@ class Runner:
         batches = questions.batches(self.session.chosen, self.session.args.batch)
         for number, batch in enumerate(batches):
             for turn in range(len(self.session.chosen[batch[0]].turns)):
-                for call in measuring.rotated(self.calls, number + turn, self._first):
+                rest = measuring.rotated(self.calls[self._first :], number + turn)
+                for call in (*self.calls[: self._first], *rest):
                     self._take_turn(call, batch, turn)
                     self.tick(len(batch))
 
@@ -379,7 +368,7 @@ class Runner:
         # The seed of a question's turn does not depend on the batch.
         seeds = [(args.seed + index * _MOST_TURNS + turn) % 2**64 for index in batch]
         request = Request(list(prompts), args.max_new_tokens, args.temperature, seeds)
-        answer, seconds = measuring.timed(decode, request, self._clock)
+        answer, seconds = measuring.timed(decode, request, self._model.device.type)
         if not all(answer.texts):
             raise RuntimeError("expected at least one new token, given none")
         count, stats = len(prompts), answer.stats
@@ -439,8 +428,8 @@ def _require_pandas() -> None:
 def report(args: argparse.Namespace) -> int:
     """Write the papers' tables from saved runs.
 
-    They are beside the papers' numbers, as Markdown and JSON. Several runs are side by side;
-    nothing of one enters another's numbers. The overall table is printed.
+    They are beside the papers' numbers, as Markdown and JSON. Nothing of a run enters another's
+    numbers. The overall table is printed.
     """
     _require_pandas()
     from benchmarks import report as tables  # imports pandas, needed here only
@@ -449,10 +438,10 @@ def report(args: argparse.Namespace) -> int:
     if args.output is None and len(runs) > 1:
         raise ValueError(f"output: expected a folder for {len(runs)} runs, given none")
     folder = args.runs[0] if args.output is None else Path(args.output)
-    written = tables.write(runs, folder)
+    tables.write(runs, folder)
     for run in runs:
         output.show("\n".join([f"# {run.label}", "", *tables.overall(run).markdown()]))
-    print(f"{len(written)} files in {folder}: report.md, report.json")
+    print(f"report.md and report.json in {folder}")
     return 0
 
 

@@ -1,6 +1,6 @@
 """The papers' tables from saved runs (`record`) as Markdown and JSON.
 
-Tables are per run. Only runs of the same models and settings share a table, a column each.
+Tables are per run, but Table 3, which has a row for each target.
 """
 
 from __future__ import annotations
@@ -181,14 +181,6 @@ class Run:
         names = pd.DataFrame(self.labels.items(), columns=["method", "label"])
         return names.merge(pd.DataFrame(rows, columns=None if len(rows) else ["method"]))
 
-    @property
-    def key(self) -> str:
-        """Key of the run, equal for runs alike on the same kind of machine."""
-        keep = ("name", "place", "parameters", "dtype")
-        models = [[model[name] for name in keep] for model in self.facts["models"]]
-        machine = [self.facts["machine"].get(name) for name in ("device_name", "cpu", "threads")]
-        return json.dumps([models, self.facts["settings"], machine], sort_keys=True)
-
 
 def _level_sums(turns: pd.DataFrame) -> pd.DataFrame:
     rows = [
@@ -216,7 +208,7 @@ class Table:
     """
 
     def __init__(self, key: str, rows: Any, more: Record | None = None, **words: Any) -> None:
-        self.key, about = key, _TABLES.get(key) or _TABLES["runs"]
+        self.key, about = key, _TABLES[key]
         self.title, self.note = (about[n].format(**words).rstrip() for n in ("title", "note"))
         frame = pd.DataFrame(rows).astype(object).replace([math.inf, -math.inf], None)
         self.records: list[Record] = frame.where(frame.notna(), None).to_dict("records")
@@ -483,19 +475,6 @@ def tables_of(run: Run) -> list[Table]:
     return [table for make in every if (table := make(run)).records]
 
 
-def side_by_side(runs: Sequence[Run], number: int) -> Table:
-    """Return the overall speedups of repeats of a run."""
-    rows = pd.DataFrame(
-        {name: method[name] for name in ("name", "label")}
-        | {"windows": windows_of(method), **run.speedup(method["name"], f"run_{at}")}
-        for at, run in enumerate(runs, 1)
-        for method in run.methods.values()
-    ).rename(columns={"name": "method"})
-    rows = rows.groupby(["method", "label", "windows"], sort=False, as_index=False).first()
-    columns = {run.label: f"run_{at} .2f" for at, run in enumerate(runs, 1)}
-    return Table(f"runs{number}", rows, columns, labels=", ".join(run.label for run in runs))
-
-
 def larger_targets(runs: Sequence[Run]) -> Table:
     """Return EAGLE-2 and longer chains by target, smallest first (Table 3)."""
     records = [
@@ -543,7 +522,7 @@ def load(folders: Sequence[Path]) -> list[Run]:
     return list(map(Run, labels, paths))
 
 
-def write(runs: Sequence[Run], folder: Path) -> list[Path]:
+def write(runs: Sequence[Run], folder: Path) -> None:
     """Write report.md, and report.json with full numbers."""
     title = "Benchmark report: " + ", ".join(dict.fromkeys(run.target_name for run in runs))
     lines = [f"# {title}", "", "What is slower than plain decoding is shown like the rest.", ""]
@@ -554,28 +533,17 @@ def write(runs: Sequence[Run], folder: Path) -> list[Path]:
         return {t.key: {n: getattr(t, n) for n in ("title", "note", "records")} for t in tables}
 
     shown = [
-        {
-            "label": run.label,
-            **run.facts,
-            "tables": section(run.label, summary(run), tables_of(run)),
-        }
-        for run in runs
+        {"label": run.label, **run.facts, "tables": section(run.label, summary(run), tables)}
+        for run, tables in ((run, tables_of(run)) for run in runs)
     ]
-    groups = pd.Series(runs).groupby([run.key for run in runs], sort=False)
-    repeated = [list(group) for _, group in groups if len(group) > 1]
-    between = [side_by_side(group, number) for number, group in enumerate(repeated, 1)]
-    between = [table for table in (*between, larger_targets(runs), as_printed()) if table.records]
+    between = [table for table in (larger_targets(runs), as_printed()) if table.records]
     note = "Targets beside each other, and as printed."
     several = section("Between runs, and the papers", note, between)
     whole = {"schema": 2, "command": "bench report", "runs": shown, "several": several}
-    files = {
-        "report.md": "\n".join(lines),
-        "report.json": json.dumps(whole, indent=1, allow_nan=False) + "\n",
-    }
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return [folder / name for name in files]
+    (folder / "report.md").write_text("\n".join(lines), encoding="utf-8")
+    text = json.dumps(whole, indent=1, allow_nan=False) + "\n"
+    (folder / "report.json").write_text(text, encoding="utf-8")
 
 
 def summary(run: Run) -> str:
@@ -597,12 +565,11 @@ def summary(run: Run) -> str:
     )
     sessions = pd.DataFrame(facts.get("seconds") or [])
     if len(sessions):
-        turns = sessions.reindex(columns=["turns"]).turns
-        sums = sessions.drop(columns="turns", errors="ignore").sum()
+        sums = sessions.sum()
+        if "turns" in sums and sessions.turns.isna().any():  # of a killed session
+            del sums["turns"]
         parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in sums.items())
-        text += f" Preparation: {sums.sum():.0f} s ({parts})"
-        if turns.notna().all():  # missing after a killed session
-            minutes = (sums.sum() + turns.sum()) / 60
-            text += f"; turns: {turns.sum():.0f} s; in all {minutes:.1f} minutes"
-        text += f", in {len(sessions)} sessions." if len(sessions) > 1 else "."
+        text += f" Time: {parts}" + (
+            f", in {len(sessions)} sessions." if len(sessions) > 1 else "."
+        )
     return text + (f" NOT FINISHED: {done} of {expected} turns." if done < expected else "")

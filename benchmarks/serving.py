@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import operator
 import queue
-import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,41 +23,38 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import output, questions
+from benchmarks import measuring, output, questions
 from benchmarks.engines import LlamaServer
-from benchmarks.measuring import Request, chain_call, compared, is_lossless, rotated, verdict
+from benchmarks.measuring import Request, chain_call, compared, is_lossless, verdict
 from benchmarks.methods import WORDS, load_level
 from benchmarks.questions import Conversation
 from benchmarks.vllm_engine import OF_VLLM, VLLM, VllmEngine, ways
-from polyspec_ext import policies, processor, progress, tiny
+from polyspec_ext import processor, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
 from polyspec_ext.levels import HuggingFaceLevel, tokenizer_at
 from polyspec_ext.levels.models import level_line
 from polyspec_ext.levels.sources import original
 from polyspec_ext.serving import Server
-from polyspec_ext.stats import Stats
 
-PLAIN, ALONE, CHAIN, POLICY, BATCHES = "plain", "alone", "chain", "policy", "generate"
+PLAIN, CHAIN, POLICY, BATCHES = "plain", "chain", "policy", "generate"
 TRANSFORMERS, LLAMA, LLAMA_DRAFTS = "transformers", "llama.cpp", "llama.cpp-drafts"
-METHODS = (PLAIN, ALONE, CHAIN, POLICY, BATCHES, TRANSFORMERS, LLAMA, LLAMA_DRAFTS, *OF_VLLM)
-_SLOTS, _TURNS = 4, 6  # of --conversations
+METHODS = (PLAIN, CHAIN, POLICY, BATCHES, TRANSFORMERS, LLAMA, LLAMA_DRAFTS, *OF_VLLM)
 _WARM_UP = 8  # tokens
 _DRAFTS = 64  # tokens by which other servers may run ahead
-_SETTINGS = (
-    "prompts", "per_client", "max_new_tokens", "max_prompt_tokens", "repeats", "seconds", "seed",
-    "window", "policy", "conversations",
-)  # fmt: skip
+_POLICY = "joint"
+_QUESTIONS = 64  # of a run
+_PROMPT = 256  # tokens of a prompt, longer prompts lose their middle
+_SETTINGS = ("per_client", "max_new_tokens", "repeats", "seconds", "window")
 _BATCH = 8  # questions of a call of `generate`
 _PAGE, _STEP_TOKENS = 256, 512  # of transformers' cache and steps
 
 
 class Ask(NamedTuple):
-    """A question of a client, by number."""
+    """A question, by number, which is the seed of its answer."""
 
     number: int
     prompt: list[int]
-    seed: int
 
 
 class Load(NamedTuple):
@@ -76,7 +73,6 @@ class Trace:
     began: float  # seconds of the clock
     arrivals: list[tuple[float, int]] = field(default_factory=list)  # time, number of tokens
     tokens: list[int] = field(default_factory=list)
-    read: int | None = None  # tokens of the prompt that the target read, if known
 
     def arrived(self, tokens: Sequence[int], now: float) -> None:
         """Record new tokens."""
@@ -90,10 +86,8 @@ class Trace:
             yield from itertools.repeat((now - before) / count, count)
 
 
-# Yields questions, and is sent the answer to each.
-Client = Generator[Ask, list[int], None]
-# Key of a request, its new tokens, and its statistics or `True` once it has ended.
-Arrival = tuple[Hashable, list[int], Any]
+# Key of a request, its new tokens, and whether it has ended.
+Arrival = tuple[Hashable, list[int], bool]
 
 
 class Service(NamedTuple):
@@ -106,32 +100,26 @@ class Service(NamedTuple):
 Open = Callable[[Load], contextlib.AbstractContextManager[Service]]
 
 
-def served(open_service: Open, clients: Sequence[Client], load: Load) -> list[Trace]:
-    """Serve clients, and return their requests in the order of completion."""
-    running: dict[Hashable, tuple[Client, Trace]] = {}
-    done = []
+def served(open_service: Open, asks: Iterable[Ask], load: Load) -> list[Trace]:
+    """Serve questions, of which each client asks the next when it is answered; return the requests
+    in the order of completion."""
+    running, done, waiting = dict[Hashable, Trace](), list[Trace](), iter(asks)
     with open_service(load) as service:
 
-        def ask(client: Client, answer: list[int] | None) -> None:
-            with contextlib.suppress(StopIteration):
-                request = next(client) if answer is None else client.send(answer)
+        def ask(clients: int) -> None:
+            for request in itertools.islice(waiting, clients):
                 trace = Trace(request, time.perf_counter())
-                running[service.add(request)] = client, trace
+                running[service.add(request)] = trace
 
-        for client in clients:
-            ask(client, None)
+        ask(load.clients)
         while running:
             arrivals = list(service.step())
             now = time.perf_counter()
             for key, tokens, ended in arrivals:
-                client, trace = running[key]
-                trace.arrived(tokens, now)
+                running[key].arrived(tokens, now)
                 if ended:
-                    if isinstance(ended, Stats):
-                        trace.read = ended.num_prompt_tokens - ended.num_cached_tokens
-                    del running[key]
-                    done.append(trace)
-                    ask(client, trace.tokens)
+                    done.append(running.pop(key))
+                    ask(1)
     return done
 
 
@@ -139,21 +127,19 @@ def served(open_service: Open, clients: Sequence[Client], load: Load) -> list[Tr
 
 
 @contextlib.contextmanager
-def by_server(
-    chain: Chain, load: Load, speculation: bool = True, slots: int = 0, **more: Any
-) -> Iterator[Service]:
-    """Open a `Server`. `slots` 0: a slot for each client."""
-    server = Server(chain, slots or load.clients, **more)
+def by_server(chain: Chain, load: Load, speculation: bool = True) -> Iterator[Service]:
+    """Open a `Server` with a slot for each client."""
+    server = Server(chain, load.clients)
 
     def add(ask: Ask) -> int:
-        options: dict[str, Any] = {"seed": ask.seed, "speculation": speculation}
+        options: dict[str, Any] = {"seed": ask.number, "speculation": speculation}
         return server.add(ask.prompt, load.max_new_tokens, temperature=load.temperature, **options)
 
     def step() -> Iterator[Arrival]:
         for event in server.step():
             if event.error is not None:
                 raise event.error
-            yield event.request, event.tokens, event.stats
+            yield event.request, event.tokens, event.stats is not None
 
     yield Service(add, step)
 
@@ -170,10 +156,10 @@ def by_batches(chain: Chain, load: Load) -> Iterator[Service]:
 
     def step() -> list[Arrival]:
         batch = [waiting.popleft() for _ in range(min(_BATCH, len(waiting)))]
-        numbers, prompts, seeds = (list(column) for column in zip(*batch, strict=True))
-        request = Request(prompts, load.max_new_tokens, load.temperature, seeds)
-        answer = chain_call(chain, request)
-        return list(zip(numbers, answer.texts, answer.rows, strict=True))
+        numbers, prompts = (list(column) for column in zip(*batch, strict=True))
+        request = Request(prompts, load.max_new_tokens, load.temperature, numbers)
+        texts = chain_call(chain, request).texts
+        return [(number, text, True) for number, text in zip(numbers, texts, strict=True)]
 
     yield Service(add, step)
 
@@ -225,7 +211,7 @@ def by_llama(server: LlamaServer, load: Load) -> Iterator[Service]:
 
     def answer(ask: Ask) -> None:
         try:
-            request = Request([ask.prompt], load.max_new_tokens, load.temperature, [ask.seed])
+            request = Request([ask.prompt], load.max_new_tokens, load.temperature, [ask.number])
             for tokens in server.stream(request):
                 arrivals.put((ask.number, tokens, False))
             arrivals.put((ask.number, [], True))
@@ -252,7 +238,7 @@ def by_vllm(engine: VllmEngine, load: Load) -> Iterator[Service]:
 
     def add(ask: Ask) -> str:
         sampling = {"max_tokens": load.max_new_tokens, "temperature": load.temperature}
-        engine.ask(key=str(ask.number), prompt=ask.prompt, seed=ask.seed, **sampling)
+        engine.ask(key=str(ask.number), prompt=ask.prompt, seed=ask.number, **sampling)
         return str(ask.number)
 
     yield Service(add, lambda: engine.ask()["arrivals"])
@@ -293,11 +279,9 @@ class Cell:
     def row(self, base: Mapping[int, float], texts: str | None) -> dict[str, Any]:
         """Return the row of the report; `base`: tokens per second of plain decoding by repeat."""
         traces, rates = self.traces, self.rates()
-        tokens, arrivals = (
-            sum(len(getattr(trace, name)) for trace in traces) for name in ("tokens", "arrivals")
-        )
-        read = [trace.read for trace in traces if trace.read is not None]
-        first = [trace.arrivals[0][0] - trace.began for trace in traces if trace.arrivals]
+        answered = [trace for trace in traces if trace.arrivals]
+        tokens = sum(len(trace.tokens) for trace in traces)
+        arrivals = sum(len(trace.arrivals) for trace in traces)
         return {
             "method": self.method.name,
             "label": self.method.label,
@@ -307,12 +291,11 @@ class Cell:
             "requests": len(traces),
             "tokens": tokens,
             "prompt_tokens": sum(len(trace.ask.prompt) for trace in traces),
-            "prompt_tokens_read": sum(read) if read else None,
             "repeats": len(rates),
             "tokens_per_second": _spread(rates.values()),
             "x_plain": _spread(rates[n] / base[n] for n in rates if n in base),
             "tokens_per_arrival": tokens / max(1, arrivals),
-            "first_token": percentiles(first),
+            "first_token": percentiles([x.arrivals[0][0] - x.began for x in answered]),
             "between_tokens": percentiles([gap for trace in traces for gap in trace.gaps()]),
             "texts": texts,
         }
@@ -324,41 +307,32 @@ def percentiles(values: Sequence[float]) -> list[float] | None:
 
 
 def _spread(values: Iterable[float]) -> dict[str, float] | None:
-    if not (every := list(values)):
-        return None
-    return {"median": statistics.median(every), "low": min(every), "high": max(every)}
+    every = list(values)
+    spread = np.quantile(every, (0.5, 0, 1)).tolist() if every else None
+    return spread and dict(zip(("median", "low", "high"), spread, strict=True))
 
 
 # ---- options -------------------------------------------------------------------------------------
 
 
-_TALKS = {"type": options.COUNT, "nargs": "?", "const": 16}
 OPTIONS: tuple[Any, ...] = (
     ("--target", None, None, "MODEL", "directory, id or GGUF file (default: the shipped models)"),
     ("--draft", output.REPEATED, [], "MODEL", "the same, or prompt-lookup, suffix or ngram; may "
      "be repeated, the dearest first (default: prompt-lookup, the shipped drafter)"),
     ("--window", options.COUNTS, None, "K,...", "of the chain (default: of `Chain`)"),
-    ("--policy", tuple(policies.POLICIES), "joint", None, ""),
     ("--questions", options.file, None, "FILE", "as of `paper`"),
-    ("--methods", options.words, [], "KEY,...", f"of {', '.join(METHODS)} (default: all but "
-     "alone)"),
+    ("--methods", options.words, [], "KEY,...", f"of {', '.join(METHODS)} (default: all)"),
     ("--gguf", options.words, [], "FILE[,FILE]", "target and draft for llama.cpp's server; without "
      "a draft its own speculation is --spec-default"),
     ("--llama-server", options.file, None, "PROGRAM", "of make llama-server"),
-    ("--llama-flags", None, "", "TEXT", "more flags of its speculation"),
     ("--vllm", options.file, None, "PYTHON", "of an environment that has vLLM and this package, as "
      "make test-vllm makes it. All engines start at once"),
-    ("--conversations", _TALKS, None, "N", f"instead N conversations (16) of {_TURNS} turns "
-     f"through {_SLOTS} slots, with and without the prefix cache"),
     ("--clients", options.COUNTS, [1, 4, 8, 16], "N,...", "at a time"),
     ("--temperatures", options.TEMPERATURES, [0.0, 0.8], "T,...", ""),
-    ("--prompts", options.COUNT, 64, "N", "questions"),
     ("--per-client", options.COUNT, 2, "N", "questions that each client asks, of these"),
     ("--max-new-tokens", options.COUNT, 64, "N", "of an answer"),
-    ("--max-prompt-tokens", options.COUNT, 256, "N", "the middle of longer ones is left out"),
     ("--repeats", options.COUNT, 5, "N", "of every load at most"),
     ("--seconds", options.number(0), 600.0, "S", "after which no load begins anew"),
-    "--seed",
 )  # fmt: skip
 
 
@@ -379,23 +353,14 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         levels.append(draft if named else load_level(draft, name="--draft", above=levels))
     target = levels[0]
     template = questions.AUTO if args.target else "tiny"
-    room = (target.max_length or 1 << 30) - args.max_new_tokens
-    if args.conversations is None:
-        room = min(room, args.max_prompt_tokens)
+    room = min(_PROMPT, (target.max_length or 1 << 30) - args.max_new_tokens)
     talk = Conversation(tokenizer_at(original(source)), template, room)
     with contextlib.ExitStack() as stack:
         servers: list[Any] = []
-        if args.conversations is None:
-            methods, counts = _methods(args, levels, stack, servers), args.clients
-        else:
-            open_ = partial(by_server, Chain(levels, args.window), slots=_SLOTS)
-            methods = [Method("cached", "prefix cache", open_)]
-            methods.append(Method(PLAIN, "without", partial(open_, cache_tokens=0)))
-            counts = [args.conversations]
-        pairs = itertools.product(args.temperatures, counts)
+        methods = _methods(args, levels, stack, servers)
+        pairs = itertools.product(args.temperatures, args.clients)
         loads = [Load(count, heat, args.max_new_tokens) for heat, count in pairs]
-        cells = [Cell(method, load) for load in loads for method in methods]
-        _measure(args, cells, talk)
+        cells = _measure(args, methods, loads, talk)
     rows, differs = _rows(cells, target)
     return {
         **output.header("serving", 1),
@@ -413,28 +378,27 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 def _methods(
     args: argparse.Namespace, levels: Sequence[Any], stack: contextlib.ExitStack, servers: list[Any]
 ) -> list[Method]:
-    target, room = levels[0], args.max_prompt_tokens + args.max_new_tokens
+    target, room = levels[0], _PROMPT + args.max_new_tokens
     every: list[Method] = []
     if isinstance(target, HuggingFaceLevel):
         chain, serve = Chain(levels, args.window), by_server
-        by_policy = Chain(levels, args.window, policy=args.policy)
+        by_policy = Chain(levels, args.window, policy=_POLICY)
         continuous = partial(by_transformers, target.model, target.eos_token_ids, room)
         every = [
             Method(PLAIN, "Server, speculation=False", partial(serve, chain, speculation=False)),
-            Method(ALONE, "Server, target alone", partial(serve, Chain([target]))),
             Method(CHAIN, "Server", partial(serve, chain)),
-            Method(POLICY, f"Server, {args.policy} policy", partial(serve, by_policy)),
+            Method(POLICY, f"Server, {_POLICY} policy", partial(serve, by_policy)),
             Method(BATCHES, "Chain.generate, batches of 8", partial(by_batches, chain)),
             Method(TRANSFORMERS, "transformers, continuous batching", continuous, ours=False),
         ]
     known = [method.name for method in every] + [LLAMA, LLAMA_DRAFTS] * bool(args.gguf)
     known += [*OF_VLLM] * bool(args.vllm)
-    chosen = args.methods or [name for name in known if name != ALONE]
+    chosen = args.methods or known
     if unknown := [name for name in chosen if name not in known]:
         every_name, wrong = ", ".join(known), ", ".join(unknown)
         raise ValueError(f"--methods: expected some of {every_name}, given {wrong}")
     draft = ["-md", *args.gguf[1:], "--spec-type", "draft-simple"]
-    draft_flags = [*(draft if args.gguf[1:] else ["--spec-default"]), *args.llama_flags.split()]
+    draft_flags = draft if args.gguf[1:] else ["--spec-default"]
     for name, label, flags in (
         (LLAMA, "llama.cpp's server", []),
         (LLAMA_DRAFTS, "llama.cpp's server, its speculation", draft_flags),
@@ -450,7 +414,7 @@ def _methods(
         dtype = str(target.model.dtype).removeprefix("torch.")
         drafts = [str(path) for path in args.draft or [tiny.path("drafter"), "prompt-lookup"]]
         common = {"max_num_seqs": max(args.clients), "max_model_len": room + _DRAFTS}
-        for key, (label, options) in ways(source, dtype, drafts, args.window, args.policy).items():
+        for key, (label, options) in ways(source, dtype, drafts, args.window, _POLICY).items():
             if key in chosen:
                 engine = VllmEngine(args.vllm, common | options)
                 stack.callback(engine.close)
@@ -473,59 +437,45 @@ def _outline(source: str | Path) -> Any:
     )
 
 
-def _measure(args: argparse.Namespace, cells: Sequence[Cell], talk: Conversation) -> None:
-    """Measure the methods of each load in a rotating order, load after load, in repeats."""
-    every = questions.read(args.questions)
-    began = time.monotonic()
-    loads = list(dict.fromkeys(cell.load for cell in cells))
-    for repeat in range(-1, args.repeats):  # the first is a warm-up of each method
-        for number, load in enumerate(loads if repeat >= 0 else loads[:1]):
-            if repeat > 0 and time.monotonic() - began > args.seconds:
-                return
-            turn = rotated([cell for cell in cells if cell.load == load], number + max(repeat, 0))
-            for cell in progress.bar(turn, desc=f"{load.clients} clients", leave=False):
-                if cell.error is None:
-                    clients = _clients(args, load, every, talk, max(repeat, 0))
-                    run_load = load if repeat >= 0 else load._replace(max_new_tokens=_WARM_UP)
-                    try:
-                        traces = served(cell.method.open, clients, run_load)
-                    except Exception as error:  # other engines raise many types
-                        for other in cells:
-                            if other.method is cell.method:
-                                other.error = f"{type(error).__name__}: {error}".splitlines()[0]
-                    else:
-                        if repeat >= 0:
-                            cell.repeats[repeat] = traces
+def _measure(
+    args: argparse.Namespace, methods: Sequence[Method], loads: Sequence[Load], talk: Conversation
+) -> list[Cell]:
+    """Measure the methods in turns, a load in each; return the cells, load after load."""
+    every, began = questions.read(args.questions), time.monotonic()
+    cells = {(load, m.name): Cell(m, load) for load in loads for m in methods}
+    now = [0]
+
+    def call(method: Method) -> float:
+        repeat, number = divmod(max(now[0], 0), len(loads))
+        load, cell = loads[number], cells[loads[number], method.name]
+        if now[0] < 0:  # the warm-up
+            load = load._replace(max_new_tokens=_WARM_UP)
+        traces = served(method.open, _asks(args, load, every, talk, repeat), load)
+        if now[0] >= 0:
+            cell.repeats[repeat] = traces
+        return 0.0
+
+    def goes_on(turn: int) -> bool:
+        return turn < len(loads) or time.monotonic() - began <= args.seconds
+
+    timed = [measuring.Contender(method.name, partial(call, method)) for method in methods]
+    count, load = args.repeats * len(loads), partial(operator.setitem, now, 0)
+    calls = measuring.turns(timed, count, measuring.Clock(None), load, 1, goes_on)
+    for one in progress.bar(calls, total=count * len(timed), desc="serving", leave=False):
+        for cell in cells.values():
+            if cell.method.name == one.name:
+                cell.error = one.error
+    return list(cells.values())
 
 
-def _clients(
+def _asks(
     args: argparse.Namespace, load: Load, every: Sequence[Any], talk: Conversation, repeat: int
-) -> list[Client]:
-    """Return clients with shared questions, which differ between repeats if a load does not ask
-    all; or clients with a conversation each."""
-    if args.conversations is not None:
-        short = sorted((question.turns[0] for question in every), key=len)
-        texts = itertools.cycle(short[: args.conversations * _TURNS])
-
-        def conversation(number: int) -> Client:
-            turns, answers = list(itertools.islice(texts, _TURNS)), list[str]()
-            for turn in range(_TURNS):
-                key = number * _TURNS + turn
-                prompt = talk.prompt(turns[: turn + 1], answers)
-                answers.append(talk.answer((yield Ask(key, prompt, args.seed + key))))
-
-        return [conversation(number) for number in range(load.clients)]
-    chosen = questions.select(every, -(-args.prompts // len(questions.TASKS)))[: args.prompts]
+) -> list[Ask]:
+    """Return the questions of a load, which differ between repeats if a load does not ask all."""
+    chosen = questions.select(every, -(-_QUESTIONS // len(questions.TASKS)))[:_QUESTIONS]
     count = min(len(chosen), load.clients * args.per_client)
     numbers = [(repeat * count + at) % len(chosen) for at in range(count)]
-    prompts = [talk.prompt(chosen[number].turns[:1], []) for number in numbers]
-    asks = iter([Ask(n, p, args.seed + n) for n, p in zip(numbers, prompts, strict=True)])
-
-    def client() -> Client:
-        for request in asks:  # noqa: UP028 (which would send answers to an iterator)
-            yield request
-
-    return [client() for _ in range(load.clients)]
+    return [Ask(number, talk.prompt(chosen[number].turns[:1], [])) for number in numbers]
 
 
 # ---- the report ----------------------------------------------------------------------------------
@@ -575,8 +525,6 @@ def status(report: Mapping[str, Any]) -> int:
 def markdown(report: Mapping[str, Any]) -> str:
     """Return a table for each temperature."""
     settings, where = report["settings"], report["machine"]
-    talks = settings["conversations"] is not None
-    counted = all("tokens_per_arrival" in row for row in report["rows"])  # older reports lack it
     lines = [
         f"{' <- '.join(report['levels'])}: {where['cpu']}, {output.conditions(report)}, "
         f"{report['load']['after']:.1f} after, transformers {where['transformers']}, commit "
@@ -587,27 +535,20 @@ def markdown(report: Mapping[str, Any]) -> str:
         *(f"- `{server['command']}`: {server['version']}" for server in report["servers"]),
     ]
     heads = ["clients", "method", "tokens/s", "range", "x plain", "range", "first token, ms"]
-    heads += ["between tokens, ms", *["tokens at once"] * counted]
-    heads += [*["prompt tokens read"] * talks, "greedy texts as plain's"]
+    heads += ["between tokens, ms", "tokens at once", "greedy texts as plain's"]
     for temperature, rows in itertools.groupby(report["rows"], lambda row: row["temperature"]):
-        cells = [_cells(row, len(heads), talks, counted) for row in rows]
         lines += ["", f"Temperature {temperature:g}:", ""]
-        lines += output.table(heads, cells, range(2, len(heads) - 1))
+        lines += output.table(heads, map(_cells, rows), range(2, len(heads) - 1))
     return "\n".join(lines)
 
 
-def _cells(row: Mapping[str, Any], count: int, talks: bool, counted: bool) -> list[str]:
-    rate, times = row["tokens_per_second"], row["x_plain"]
+def _cells(row: Mapping[str, Any]) -> list[str]:
     cells = [str(row["clients"]), row["label"]]
-    if rate is None:
-        return [*cells, *["-"] * (count - 3), row["error"]]
-    for form, spread in ((".1f", rate), (".2f", times)):
+    if row["tokens_per_second"] is None:
+        return [*cells, *["-"] * 7, row["error"]]
+    for form, spread in ((".1f", row["tokens_per_second"]), (".2f", row["x_plain"])):
         median, low, high = (format(x, form) for x in spread.values()) if spread else "---"
         cells += [median, f"{low} to {high}" if spread else "-"]
     for pair in (row["first_token"], row["between_tokens"]):
         cells.append(" / ".join(f"{1000 * value:.0f}" for value in pair) if pair else "-")
-    if counted:
-        cells.append(f"{row['tokens_per_arrival']:.2f}")
-    if talks:
-        cells.append(f"{row['prompt_tokens_read']} of {row['prompt_tokens']}")
-    return [*cells, row["error"] or row["texts"] or "-"]
+    return [*cells, f"{row['tokens_per_arrival']:.2f}", row["error"] or row["texts"] or "-"]

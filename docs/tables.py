@@ -116,10 +116,6 @@ SERVING = {
         "policy,vllm,vllm-ngram,vllm-draft,vllm-two,vllm-policy --clients 1,8 --max-new-tokens 48 "
         "--per-client 2 --repeats 2 --seconds 60",
     ),
-    "serving-conversations": (
-        "cpu-2026-11-26-serving/conversations.json",
-        "--target smollm2.gguf --threads 2 --conversations --repeats 1",
-    ),
 }
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
@@ -622,6 +618,24 @@ def clients(name: str) -> Lines:
     return [command, "", *serving.markdown(result(file)).splitlines()]
 
 
+def conversations() -> Lines:
+    """Return the speed with the prefix cache and without, of a command of that commit."""
+    name = "cpu-2026-11-26-serving/conversations.json"
+    report, heads = result(name), ["temperature", "", "tokens/s", "first token, ms", "tokens read"]
+    rows = [
+        [
+            f"{row['temperature']:g}",
+            row["label"],
+            f"{row['tokens_per_second']['median']:.1f}",
+            " / ".join(f"{1000 * value:.0f}" for value in row["first_token"]),
+            f"{row['prompt_tokens_read']} of {row['prompt_tokens']}",
+        ]
+        for row in report["rows"]
+    ]
+    command = "bench serving --target smollm2.gguf --threads 2 --conversations --repeats 1"
+    return [caption(report, command, name), "", *output.table(heads, rows, range(2, len(heads)))]
+
+
 demo_real = functools.partial(demo, REAL_DEMO, "in 4 bits")
 TABLES: dict[str, Callable[[], Lines]] = {
     "generate": generate,
@@ -629,6 +643,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "demo-blocks": functools.partial(demo, BLOCKS_DEMO, "as they lie in their files", "COPY= "),
     **{name: functools.partial(paper, name) for name in PAPER},
     **{name: functools.partial(clients, name) for name in SERVING},
+    "serving-conversations": conversations,
     "targets": targets,
     "llama": functools.partial(llama, LLAMA),
     "chains": chains,

@@ -54,7 +54,7 @@ NO_DEVICE = "--device cuda: no CUDA device, or a build without CUDA kernels"
         ("shapes --shape gpt", "choose from"),
         ("serving --gguf a.gguf", "--gguf: expected one or two files and --llama-server with them"),
         ("serving --methods plain,llama.cpp", "--methods: expected some of plain, "),
-        ("serving --prompts 0", "--prompts: expected an integer >= 1, given '0'"),
+        ("serving --per-client 0", "--per-client: expected an integer >= 1, given '0'"),
         ("demo --draft suffix", "--draft, --gguf: expected a --target"),
         (f"demo --target {TARGET} --prompts 25", "--prompts: expected at most 24, given 25"),
         ("demo --target nowhere/at/all", "--target: expected a model id, the directory"),
