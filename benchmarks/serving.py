@@ -471,7 +471,7 @@ def _measure(
 def _asks(
     args: argparse.Namespace, load: Load, every: Sequence[Any], talk: Conversation, repeat: int
 ) -> list[Ask]:
-    """Return the questions of a load, which differ between repeats if a load does not ask all."""
+    # Questions differ between repeats if a load does not ask all.
     chosen = questions.select(every, -(-_QUESTIONS // len(questions.TASKS)))[:_QUESTIONS]
     count = min(len(chosen), load.clients * args.per_client)
     numbers = [(repeat * count + at) % len(chosen) for at in range(count)]
