@@ -68,11 +68,12 @@ def pass_of(layers: CachedLayers, tokens: int) -> Callable[[], torch.Tensor]:
     keys, values = ([random(1, HEADS, SLOTS, head) for _ in range(LAYERS)] for _ in range(2))
     x, cosine, sine = random(1, tokens, WIDTH), random(SLOTS, head), random(SLOTS, head)
     lengths = torch.tensor([LENGTH], device=DEVICE)
+    status = torch.zeros(1, device=DEVICE, dtype=torch.int32)
 
     def attention(number: int, product: torch.Tensor) -> torch.Tensor:
         slots = keys[number], values[number]
-        form = lengths, None, HEADS, None, None, EPSILON
-        query, _ = decoder.rotary_append(product, None, cosine, sine, None, *slots, *form)
+        form = status, lengths, None, HEADS, None, None, EPSILON
+        query = decoder.rotary_append(product, None, cosine, sine, None, *slots, *form)
         return decoder.attention(query, *slots, None, layers.shape.scale, lengths=lengths)
 
     return lambda: layers.through(x, attention)[0]

@@ -158,6 +158,20 @@ Tensor truncate_pages(const Tensor& block_table, const Tensor& held, const Tenso
                page_size);
 }
 
+void update_lengths(Tensor lengths, OptTensor base, const OptTensor& most, const OptTensor& counts,
+                    int64_t tokens) {
+  const Place place(lengths);
+  STD_TORCH_CHECK(lengths.dim() == 1, "lengths: expected 1 dimensions, got ", lengths.dim());
+  polyspec::LengthsParams params;
+  params.batch = lengths.size(0);
+  params.tokens = tokens;
+  params.lengths = integers<int64_t>(lengths, "lengths", place, {params.batch});
+  if (base.has_value()) params.base = integers<int64_t>(*base, "base", place, {params.batch});
+  params.most = integers(most, "most", place, {params.batch});
+  params.counts = integers(counts, "counts", place, {params.batch});
+  run<1>(&polyspec::update_lengths, params, place);
+}
+
 // `pointers` [2, l] holds the data pointers of the keys and the values, on their device, so that no
 // call has to copy them there. The lists name the written tensors, and give shape and strides.
 Appended compact_tree(std::vector<Tensor> keys, std::vector<Tensor> values, const Tensor& pointers,
@@ -239,6 +253,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
       "free_count, "
       "Tensor lengths, int page_size) -> Tensor");
   m.def(
+      "update_lengths(Tensor(a!) lengths, Tensor(b!)? base, Tensor? most, Tensor? counts, "
+      "int tokens) -> ()");
+  m.def(
       "compact_tree(Tensor(a!)[] keys, Tensor(b!)[] values, Tensor pointers, Tensor lengths, "
       "Tensor path) "
       "-> (Tensor new_lengths, Tensor status)");
@@ -249,6 +266,7 @@ STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
   m.impl("append_paged", TORCH_BOX(&append_paged));
   m.impl("reserve_pages", TORCH_BOX(&reserve_pages));
   m.impl("truncate_pages", TORCH_BOX(&truncate_pages));
+  m.impl("update_lengths", TORCH_BOX(&update_lengths));
   m.impl("compact_tree", TORCH_BOX(&compact_tree));
 }
 
@@ -257,5 +275,6 @@ STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) {
   m.impl("append_paged", TORCH_BOX(&append_paged));
   m.impl("reserve_pages", TORCH_BOX(&reserve_pages));
   m.impl("truncate_pages", TORCH_BOX(&truncate_pages));
+  m.impl("update_lengths", TORCH_BOX(&update_lengths));
   m.impl("compact_tree", TORCH_BOX(&compact_tree));
 }

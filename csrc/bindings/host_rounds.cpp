@@ -41,20 +41,7 @@ struct HostStep {
   // [b] each, see SchedulePlan
   std::vector<int64_t> counts, first, lengths, positions, rounds;
   Array<int64_t> input_ids;  // [b, t]
-
-  // [b, most], the tokens to verify among the tokens to read.
-  Array<int64_t> pending() const {
-    const int64_t b = input_ids.shape(0), width = input_ids.shape(1);
-    Array<int64_t> made({b, most});
-    for (int64_t row = 0; row < b; ++row) {
-      for (int64_t i = 0; i < most; ++i) {
-        // Entries after a row's tokens are not read, so its last token may fill them.
-        const int64_t at = std::clamp<int64_t>(first[row] + 1 + i, 0, width - 1);
-        made.mutable_at(row, i) = input_ids.at(row, at);
-      }
-    }
-    return made;
-  }
+  Array<int64_t> pending;    // [b, most], the tokens to verify among these
 };
 
 using Entry = std::array<int64_t, RoundShape::kPerStep>;
@@ -119,6 +106,7 @@ class HostRounds {
             std::to_string(total));
       }
       width = std::max(width, total - cached);
+      step.most = std::max(step.most, due_[b + row]);
     }
     step.input_ids = Array<int64_t>({b, width});
     polyspec::ScheduleNextParams next;
@@ -127,6 +115,11 @@ class HostRounds {
     next.width = width;
     next.input_ids = step.input_ids.mutable_data();
     next.plan = plan_.mutable_data();
+    if (step.level < shape_.levels) {
+      step.pending = Array<int64_t>({b, step.most});
+      next.most = step.most;
+      next.pending = step.pending.mutable_data();
+    }
     require(polyspec::schedule_next(next));
     for (const int64_t row : step.group) {
       if (next.plan[polyspec::kPlanPart * b + row] == 0) {
@@ -142,7 +135,6 @@ class HostRounds {
     step.lengths = row_of(polyspec::kPlanLengths);
     step.positions = row_of(polyspec::kPlanPositions);
     step.rounds = row_of(polyspec::kPlanRounds);
-    step.most = *std::max_element(step.lengths.begin(), step.lengths.end());
     for (int64_t row = 0; row < b; ++row) {
       step.lag = std::max(step.lag, step.counts[row] - step.lengths[row]);
       step.last &= step.counts[row] == width && step.first[row] == width - step.most - 1;
@@ -259,7 +251,7 @@ void bind_host_rounds(py::module_& m) {
       .def_readonly("positions", &HostStep::positions)
       .def_readonly("rounds", &HostStep::rounds)
       .def_readonly("input_ids", &HostStep::input_ids)
-      .def("pending", &HostStep::pending, "[B, most] int64, the tokens to verify among these.");
+      .def_readonly("pending", &HostStep::pending, "[B, most] int64, the tokens to verify.");
 
   py::class_<HostReport>(m, "HostReport",
                          "What a step has brought: `entries` of the log by row, `kept` tokens that "

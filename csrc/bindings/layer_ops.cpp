@@ -118,13 +118,11 @@ polyspec::KvCache cache_of(const Tensor& tensor, const char* name, const Tensor&
 
 // The same with caches [b, groups, c, d] instead of batch, groups and the outputs of keys and
 // values; lengths and counts [b].
-std::tuple<Tensor, Tensor> rotary_append(const Tensor& x, const OptTensor& bias,
-                                         const Tensor& cosine, const Tensor& sine,
-                                         const OptTensor& positions, const Tensor& cache_keys,
-                                         const Tensor& cache_values, const Tensor& lengths,
-                                         const OptTensor& counts, int64_t heads,
-                                         const OptTensor& query_norm, const OptTensor& key_norm,
-                                         double epsilon) {
+Tensor rotary_append(const Tensor& x, const OptTensor& bias, const Tensor& cosine,
+                     const Tensor& sine, const OptTensor& positions, const Tensor& cache_keys,
+                     const Tensor& cache_values, const Tensor& status, const Tensor& lengths,
+                     const OptTensor& counts, int64_t heads, const OptTensor& query_norm,
+                     const OptTensor& key_norm, double epsilon) {
   const Place place(x);
   polyspec::RotaryAppendParams params;
   params.keys = cache_of(cache_keys, "cache_keys", x, cache_keys);
@@ -139,11 +137,10 @@ std::tuple<Tensor, Tensor> rotary_append(const Tensor& x, const OptTensor& bias,
   params.counts = integers(counts, "counts", place, {batch});
   const Tensor query =
       empty(place, {batch, heads, params.turn.tokens, params.turn.width}, dtype_of(x));
-  const Tensor status = empty(place, {batch}, aoti_torch_dtype_int32());
   params.turn.query = query.mutable_data_ptr();
-  params.status = static_cast<int32_t*>(status.mutable_data_ptr());
+  params.status = integers<int32_t>(status, "status", place, {batch});
   run<1>(&polyspec::rotary_append, params, place);
-  return {query, status};
+  return query;
 }
 
 // x [m, 2 n].
@@ -176,8 +173,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
       "(Tensor query, Tensor key, Tensor value)");
   m.def(
       "rotary_append(Tensor x, Tensor? bias, Tensor cosine, Tensor sine, Tensor? positions, "
-      "Tensor(a!) cache_keys, Tensor(b!) cache_values, Tensor lengths, Tensor? counts, int heads, "
-      "Tensor? query_norm, Tensor? key_norm, float epsilon) -> (Tensor query, Tensor status)");
+      "Tensor(a!) cache_keys, Tensor(b!) cache_values, Tensor(c!) status, Tensor lengths, "
+      "Tensor? counts, int heads, Tensor? query_norm, Tensor? key_norm, float epsilon) -> "
+      "Tensor query");
   m.def("gated(Tensor x) -> Tensor");
 }
 

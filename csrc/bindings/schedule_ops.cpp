@@ -37,19 +37,23 @@ int32_t level_of(const polyspec::RoundParams& params, int64_t level) {
 
 int64_t* words(const Tensor& tensor) { return static_cast<int64_t*>(tensor.mutable_data_ptr()); }
 
-std::tuple<Tensor, Tensor> schedule_next(const Tensor& state, int64_t levels, int64_t steps,
-                                         int64_t level, int64_t width) {
+std::tuple<Tensor, Tensor, Tensor> schedule_next(const Tensor& state, int64_t levels, int64_t steps,
+                                                 int64_t level, int64_t width, int64_t most) {
   polyspec::ScheduleNextParams params;
   params.in = rounds(state, levels, steps);
   params.level = level_of(params.in, level);
   params.width = width;
+  params.most = most;
   STD_TORCH_CHECK(width >= 1, "width: expected >= 1, got ", width);
+  STD_TORCH_CHECK(most >= 0, "most: expected >= 0, got ", most);
   const Place place(state);
-  std::tuple<Tensor, Tensor> made{
+  std::tuple<Tensor, Tensor, Tensor> made{
       empty(place, {params.in.batch, width}, aoti_torch_dtype_int64()),
-      empty(place, {polyspec::kPlanRows, params.in.batch}, aoti_torch_dtype_int64())};
+      empty(place, {polyspec::kPlanRows, params.in.batch}, aoti_torch_dtype_int64()),
+      empty(place, {params.in.batch, most}, aoti_torch_dtype_int64())};
   params.input_ids = words(std::get<0>(made));
   params.plan = words(std::get<1>(made));
+  params.pending = words(std::get<2>(made));
   run<1>(&polyspec::schedule_next, params, place);
   return made;
 }
@@ -156,8 +160,8 @@ void put_rows(Tensor table, OptTensor statistics, const Tensor& rows,
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
   m.def(
-      "schedule_next(Tensor state, int levels, int steps, int level, int width) -> (Tensor "
-      "input_ids, Tensor plan)");
+      "schedule_next(Tensor state, int levels, int steps, int level, int width, int most) -> "
+      "(Tensor input_ids, Tensor plan, Tensor pending)");
   m.def(
       "schedule_report(Tensor(a!) state, int levels, int steps, int level, Tensor plan, Tensor "
       "tokens, Tensor? counts, Tensor status, Tensor eos, int padding) -> (Tensor slots, Tensor "

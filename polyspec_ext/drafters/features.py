@@ -18,6 +18,7 @@ from ..kv_cache.layers import DEVICE_BUCKET, additive, tree_slots, visible_slots
 from ..levels.base import Hidden
 from ..levels.fused import pack_layers
 from ..levels.models import ModelLevel
+from ..ops.decoder import update_lengths
 from ..ops.schedule import Plan
 from ..tensors import RowCounts
 from . import checkpoint
@@ -148,10 +149,11 @@ class FeatureCache:
         """Keep the first ``pairs[b]`` >= 0 pairs of row b, and no drafted pairs. The host knows
         the numbers, except in a round without host synchronisation (`reserve_span`)."""
         left = RowCounts.of(pairs)
+        rows = self.cache.rows
         if left.host is None:
             # The cache has these pairs and the drafted pairs.
-            torch.minimum(self._memory, left.on(self.device), out=self._memory)
-            self.cache.rows.assign(self._pairs)
+            update_lengths(self._memory, rows.lengths, left.on(self.device), None, 0)
+            rows.host = None
             return
         self._pairs = RowCounts(list(map(min, self._on_host(), left.host)))
         self.cache.rollback(self._pairs)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from ..ops.decoder import update_lengths
 from ..tensors import RowCounts, on_device
 
 
@@ -147,8 +148,7 @@ class RowLengths:
         return counts.on(self.device)
 
     def _write_pass(self, new: int) -> None:
-        self.base.copy_(self.lengths)
-        self.lengths.add_(new if self.counts is None else self.counts.clamp(0, new))
+        update_lengths(self.lengths, self.base, None, self.counts, new)
 
     def span_of(self, longest: int) -> int:
         """Return the slots that attention reads for rows of at most `longest` tokens: `bucket`,
@@ -177,8 +177,7 @@ class RowLengths:
             self.bound = min(self.bound, max(known, default=0))
         left = None if known is None or self.host is None else list(map(min, self.host, known))
         if left is None:
-            now = self.lengths
-            torch.minimum(now, lengths.on(self.device), out=now).clamp_(min=0)
+            update_lengths(self.lengths, None, lengths.on(self.device), None, 0)
         elif not self.on_cpu:
             self._cut = self._cut or left != self.host
         self.host = left

@@ -282,22 +282,17 @@ class CachedLayers:
         rows.seen.update(numbers)
         base, counts, span = rows.base, rows.counts, rows.span
         (heads, _, _, epsilon, scale), visible = self.shape, base if mask is None else None
-        status = rows.status
 
         def in_place(number: int, product: Tensor) -> Tensor:
-            nonlocal status  # the same in every layer
             layer, key, value = self.layers[number], slots[0][number], slots[1][number]
-            query, status = operators.rotary_append(
-                product, layer.attention_bias, *rotation, key, value, base, counts, heads,
-                layer.query_norm, layer.key_norm, epsilon,
+            query = operators.rotary_append(
+                product, layer.attention_bias, *rotation, key, value, rows.status, base, counts,
+                heads, layer.query_norm, layer.key_norm, epsilon,
             )  # fmt: skip
             key, value = key.narrow(2, 0, span), value.narrow(2, 0, span)
             return operators.attention(query, key, value, mask, scale, lengths=visible)
 
-        states, entering = self.through(x, in_place, taken, first)
-        if rows.at is None:  # else the host knows that there was room
-            rows.status.bitwise_or_(status)
-        return states, entering
+        return self.through(x, in_place, taken, first)
 
     def heads(
         self, number: int, product: Tensor, rotation: Rotation, batch: int

@@ -13,6 +13,7 @@ above, and skips tokens that a level above has read.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -213,20 +214,20 @@ class Member:
             have.new_full((rows,), whole) if numbers is None else numbers.on(have.device)
             for whole, numbers in ((width, block.counts), (width - keep, block.first))
         )
-        start = end = have.clone()
+        start = end = have
         skipped: Tensor | None = None
         # Tokens that a level above has read have its hidden states, if it returns them.
         alone = bool(layers) and not all(_alike(m.level, self.level, layers) for m in members)
         if above:
-            longest = torch.stack(above).amax(0)
+            longest = functools.reduce(torch.maximum, above)
             skip = torch.minimum((longest - have).clamp_min(0), counts)
             # Logits after a token need its query even if a level above has read it, and so do
             # hidden states that no level above returns. Its key and value are restored afterwards.
-            skips = torch.where(first < counts, torch.minimum(skip, first), skip)
+            skips = torch.minimum(skip, first)
             if alone:
                 skips = torch.zeros_like(skip)
             start, end = have + skips, have + skip
-            counts, first = counts - skips, (first - skips).clamp_min(0)
+            counts, first = counts - skips, first - skips
             if blind or skips.any():
                 skipped = skips
                 wide = width if blind else max(int(counts.max()), 1)

@@ -132,6 +132,19 @@ def append(
     return _append(cache_keys, cache_values, keys, values, lengths, counts, ring, sinks)
 
 
+update_lengths: Callable[..., None] = torch.ops.polyspec.update_lengths.default
+"""Update the lengths of rows, in place, and in this order: cut, copy to `base`, and add the tokens
+of a pass.
+
+Args:
+    lengths: [B] int64. Written.
+    base: [B] int64. Written; None: no copy.
+    most: [B] int64; a length becomes at most this, and at least 0; None: no cut.
+    counts: [B] int64, new tokens, at least 0 and at most `tokens`; None: `tokens` each.
+    tokens: >= 0.
+"""
+
+
 def pointers(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     """Return the addresses of the layers' keys and values: [2, L] int64 on their device, for
     `compact_tree`.
@@ -192,16 +205,15 @@ Args:
     epsilon: of those norms, > 0.
 """
 
-rotary_append: Callable[..., tuple[Tensor, Tensor]]
-rotary_append = torch.ops.polyspec.rotary_append.default
-"""Return the queries of `rotary`, append its keys and values as `append` does, and return
-that status [B] int32.
+rotary_append: Callable[..., Tensor] = torch.ops.polyspec.rotary_append.default
+"""Return the queries of `rotary`, and append its keys and values as `append` does.
 
 Args:
     x, bias, cosine, sine: as of `rotary`.
     positions: as of `rotary`; None: token i of row b has the position ``lengths[b] + i``.
     cache_keys, cache_values: [B, groups, C, D] in the dtype of `x`, any strides but unit stride
         along the last dimension. Written.
+    status: [B] int32; bits as of `append` are added. Written.
     lengths, counts: as of `append`.
     heads, query_norm, key_norm, epsilon: as of `rotary`.
 """
@@ -218,11 +230,9 @@ def _rotated(x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(batch, n, *sizes) for n in (heads, groups, groups))
 
 
-def _rotated_into(x: Tensor, *arguments: Any) -> Appended:
-    _, cosine, _, _, keys, _, lengths, _, heads, *_ = arguments
-    batch = len(keys)
-    query = x.new_empty(batch, heads, len(x) // max(batch, 1), cosine.shape[1])
-    return query, lengths.new_empty(batch, dtype=torch.int32)
+def _rotated_into(x: Tensor, *arguments: Any) -> Tensor:
+    _, cosine, _, _, keys, _, _, _, _, heads, *_ = arguments
+    return x.new_empty(len(keys), heads, len(x) // max(len(keys), 1), cosine.shape[1])
 
 
 def _lengths(index: int) -> Callable[..., Appended]:
@@ -240,6 +250,7 @@ register_fake("polyspec::add_rms_norm", lambda x, *_: (torch.empty_like(x), torc
 register_fake("polyspec::gated", lambda x: x.new_empty(len(x), x.shape[1] // 2))
 register_fake("polyspec::rotary", _rotated)
 register_fake("polyspec::rotary_append", _rotated_into)
+register_fake("polyspec::update_lengths", lambda *_: None)
 register_fake("polyspec::append", _lengths(4))
 register_fake("polyspec::append_paged", _lengths(5))
 register_fake("polyspec::compact_tree", _lengths(3))

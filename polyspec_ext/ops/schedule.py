@@ -20,7 +20,8 @@ __all__ = ["HostRounds", "HostStep", "Plan", "RoundShape", "next_step", "report"
 
 _fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
 _Two = tuple[Tensor, Tensor]
-_next: Callable[..., _Two] = torch.ops.polyspec.schedule_next.default
+_Three = tuple[Tensor, Tensor, Tensor]
+_next: Callable[..., _Three] = torch.ops.polyspec.schedule_next.default
 _report: Callable[..., _Two] = torch.ops.polyspec.schedule_report.default
 
 
@@ -47,18 +48,19 @@ class Plan(NamedTuple):
     of_tail: Tensor
 
 
-def next_step(state: Tensor, shape: RoundShape, level: int, width: int) -> _Two:
+def next_step(state: Tensor, shape: RoundShape, level: int, width: int, most: int = 0) -> _Three:
     """Return the work of the rows in a step of `level`.
 
     Args:
         state: ``[B, shape.words]`` int64.
         width: maximum tokens that the level reads per row, T.
+        most: maximum tokens that it verifies per row, W.
 
     Returns:
-        input_ids ``[B, T]`` int64, left-aligned ids of each row, then 0; and the table ``[7, B]``
-        with the rows of `Plan`.
+        input_ids ``[B, T]`` int64, left-aligned ids of each row, then 0; the table ``[7, B]`` with
+        the rows of `Plan`; and the ids to verify, ``[B, W]`` int64, then 0.
     """
-    return _next(state, shape.levels, shape.steps, level, width)
+    return _next(state, shape.levels, shape.steps, level, width, most)
 
 
 def report(
@@ -94,9 +96,10 @@ def report(
 
 
 @_fake("polyspec::schedule_next")
-def _(state: Tensor, *numbers: int) -> _Two:
-    batch, width = state.shape[0], numbers[-1]
-    return state.new_empty(batch, width), state.new_empty(len(Plan._fields), batch)
+def _(state: Tensor, *numbers: int) -> _Three:
+    batch, (width, most) = len(state), numbers[-2:]
+    sizes = (batch, width), (len(Plan._fields), batch), (batch, most)
+    return state.new_empty(sizes[0]), state.new_empty(sizes[1]), state.new_empty(sizes[2])
 
 
 @_fake("polyspec::schedule_report")

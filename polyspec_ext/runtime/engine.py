@@ -30,7 +30,7 @@ from ..errors import ERROR_BITS, PolyspecError, RequestError, Status, name_place
 from ..levels.base import BatchedLevel, Hidden, InputBlock
 from ..sampling import RequestProcessors
 from ..stats import StatsRecorder
-from ..tensors import RowCounts
+from ..tensors import RowCounts, moved
 from .plan import (
     ChainConfig,
     Member,
@@ -560,8 +560,8 @@ class Engine:
                 statistics = None if statistics is None else statistics[:, : step.most]
             shared |= {"draft_lengths": local.lengths, "draft_statistics": statistics}
             tokens = sent.pending
-            if tokens is None or device.type != "cpu":
-                tokens = sent.pending_on(device)
+            if tokens.device != device:
+                tokens = moved(tokens, device)
             result = self.config.operators.verify(read.logits, tokens, draft_logits, **shared)
         self._at_work = None
         emitted = result if read.passes is None else read.passes.read(result)
@@ -590,7 +590,7 @@ class Engine:
         output = level.forward(block) if passes is None else passes.forward(level, block)
         logits = output.logits
         if passes is not None:
-            sent = sent._replace(most=step.most, host=None, pending=None)
+            sent = sent._replace(most=step.most, host=None)
             logits = logits[:, : step.most + 1] if tree is None else logits
         if nodes is not None:
             logits = nodes.by_node(logits)

@@ -420,11 +420,12 @@ class Queue:
         state = rows.state
         state.words[:, state.shape.STEP].zero_()
         shape, table = state.shape, record.cpu()
-        width = (table.shape[1] - shape.text_at) // 2
-        probabilities = table[:, shape.text_at + width :].to(torch.int32).view(torch.float32)
-        words: list[list[int]] = table[:, : shape.text_at + width].tolist()
+        width = (table.shape[1] - 2 * shape.text_at) // 3
+        known = _read(table[:, :-width], torch.int64)
+        probabilities = _read(table[:, -width:], torch.float32)
+        words: list[list[int]] = known.tolist()
         if state.device.type != "cpu":
-            state.head = table.numpy()[:, : shape.log_at]
+            state.head = known.numpy()[:, : shape.log_at]
         for level in plan.asked:
             self._lengths(level).note_lengths(state.cached(level))
         begins = range(shape.log_at, shape.text_at, shape.PER_STEP)
@@ -438,10 +439,14 @@ class Queue:
         return cast(DeviceLengths, self._parts[level - 1])
 
 
+def _read(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return bits.clone(memory_format=torch.contiguous_format).view(dtype)  # aligned
+
+
 def _performed(planned: PlannedStep, rows: Rows, perform: Callable[[Step], Outputs]) -> Outputs:
     """Perform a step with its tokens, without host synchronisation; rows that are due for another
-    step idle. Of the target return the record of the round, ``[B, N]`` int64, and the logits: the
-    rows without their texts, the tokens, and the log-probabilities' bits, ``[B, W]`` each."""
+    step idle. Of the target return the record of the round, ``[B, N]`` int32, and the logits: the
+    bits of the rows without their texts, of the tokens, and of the log-probabilities."""
     state, (level, most, width, tail), hidden = rows.state, planned, rows.hidden
     if level == state.shape.levels and hidden is not None and hidden.width:
         # Tokens with a new hidden state, and the last emitted token.
@@ -449,15 +454,15 @@ def _performed(planned: PlannedStep, rows: Rows, perform: Callable[[Step], Outpu
         # The shorter length stays, to capture few operators; the draft's report sets it again.
         cached = state.read_by(level)
         torch.minimum(cached, hidden.begin, out=cached)
-    input_ids, table = schedule.next_step(state.words, state.shape, level, width)
-    plan, numbers = Plan._make(table.unbind()), state.numbers
-    step = Step(level, most, width - most, tail, input_ids, table, plan, numbers=numbers)
-    outputs = perform(step)
+    verified = most if level < state.shape.levels else 0
+    ids, table, pending = schedule.next_step(state.words, state.shape, level, width, verified)
+    plan = Plan._make(table.unbind())
+    outputs = perform(Step(level, most, width - most, tail, ids, table, plan, pending))
     if level > 1:
         return ()
     tokens, logprobs, logits = cast("tuple[torch.Tensor, ...]", outputs)
-    bits = logprobs.view(torch.int32).to(torch.int64)
-    return torch.cat([state.words[:, : state.shape.text_at], tokens, bits], 1), logits
+    words = state.words[:, : state.shape.text_at], tokens  # one operator for all
+    return torch.cat([x.view(torch.int32) for x in (*words, logprobs)], 1), logits
 
 
 def _memory(rows: Rows, level: int, tail: bool, hidden: bool) -> MemoryKey:
@@ -465,7 +470,7 @@ def _memory(rows: Rows, level: int, tail: bool, hidden: bool) -> MemoryKey:
     states for the drafter."""
     pending, levels = rows.pending, rows.state.shape.levels
     parameters = rows.parameters.on(rows.state.device).values()
-    tensors = [rows.state.words, rows.state.eos, rows.state.numbers]
+    tensors = [rows.state.words, rows.state.eos]
     tensors += [value for value in parameters if isinstance(value, torch.Tensor)]
     # Rows that the step verifies and rows that it appends; a tail's are the target's.
     for at in {level, level - 1, 1} if tail else {level, level - 1}:
@@ -499,14 +504,16 @@ class Read(NamedTuple):
 def uploaded(step: Step, device: torch.device, width: int) -> Step:
     """Return a step on `device`, with at least `width` tokens per row, in one upload. The step
     keeps its host values."""
-    rows, batch = step.table.shape
     ids = torch.nn.functional.pad(step.input_ids, (0, max(0, width - step.input_ids.shape[1])))
-    joined = torch.cat([step.table.flatten(), ids.flatten()])
+    apart = step.table, ids, step.pending
+    joined = torch.cat([x.flatten() for x in apart])
     if device.type == "cuda":
         joined = joined.pin_memory()
-    joined = joined.to(device, non_blocking=True)
-    table, ids = joined[: rows * batch].view(rows, batch), joined[rows * batch :].view(batch, -1)
-    return step._replace(input_ids=ids, table=table, plan=Plan._make(table.unbind()))
+    pieces = joined.to(device, non_blocking=True).split([x.numel() for x in apart])
+    table, ids, pending = (x.view(y.shape) for x, y in zip(pieces, apart, strict=True))
+    return step._replace(
+        input_ids=ids, table=table, plan=Plan._make(table.unbind()), pending=pending
+    )
 
 
 class Passes:
@@ -543,15 +550,12 @@ class Passes:
     def read(self, result: object) -> Read:
         """Read a verification's result in one copy. Waits for the device."""
         tokens, accepted, status, logprobs = (getattr(result, name) for name in Read._fields)
-        numbers = torch.stack([accepted.to(torch.int64), status.to(torch.int64)], 1)
-        bits = logprobs.view(torch.int32).to(torch.int64)
-        table, width = torch.cat([numbers, tokens, bits], 1).cpu(), tokens.shape[1]
-        return Read(
-            table[:, 2 : 2 + width],
-            table[:, 0],
-            table[:, 1].to(torch.int32),
-            table[:, 2 + width :].to(torch.int32).view(torch.float32),
-        )
+        columns = tokens, accepted[:, None], status[:, None], logprobs
+        bits = [x.view(torch.int32) for x in columns]
+        apart = torch.cat(bits, 1).cpu().split([x.shape[1] for x in bits], 1)
+        known = (_read(x, y.dtype) for x, y in zip(apart, columns, strict=True))
+        tokens, accepted, status, logprobs = known
+        return Read(tokens, accepted[:, 0], status[:, 0], logprobs)
 
     def forward(self, level: BatchedLevel, block: InputBlock) -> LevelOutput:
         """Return the output of ``level.forward``, by a graph unless the block has later nodes of a

@@ -104,9 +104,7 @@ class Step(NamedTuple):
         input_ids: ``[B, T]`` int64, tokens to read, left-aligned in each row.
         table: ``[7, B]`` int64; plan: its rows. The next step may overwrite them.
         host: the same as lists, if the host reads the rows.
-        pending: the tokens to verify among `input_ids`, ``[B, most]`` on the CPU, if the host reads
-            the rows.
-        numbers: 1, 2, ... on the rows' device, if the host does not read the rows.
+        pending: the tokens to verify among `input_ids`, ``[B, most]`` int64.
     """
 
     level: int
@@ -116,9 +114,8 @@ class Step(NamedTuple):
     input_ids: torch.Tensor
     table: torch.Tensor
     plan: Plan
+    pending: torch.Tensor
     host: HostStep | None = None
-    pending: torch.Tensor | None = None
-    numbers: torch.Tensor | None = None
 
     def on(self, device: torch.device) -> Plan:
         """Return `plan` on `device`."""
@@ -130,18 +127,6 @@ class Step(NamedTuple):
         """Return the row `name` of `plan`, with host values where the host knows them."""
         host = None if self.host is None else getattr(self.host, name)
         return RowCounts(host, getattr(self.plan, name))
-
-    def pending_on(self, device: torch.device) -> torch.Tensor:
-        """Return `pending` on `device`."""
-        if self.pending is not None:
-            return self.pending.to(device)
-        input_ids = moved(self.input_ids, device)
-        numbers = self.numbers
-        if numbers is None or numbers.device != device:
-            numbers = torch.arange(1, self.most + 1, device=device)
-        reach = self.on(device).first[:, None] + numbers[: self.most]
-        # Ids past a row's last token are ignored, so the clamped last column may repeat.
-        return input_ids.gather(1, reach.clamp_max(input_ids.shape[1] - 1))
 
 
 class Report(NamedTuple):
@@ -218,7 +203,6 @@ class StateRows:
         head: ``[B, shape.log_at]`` int64, header and levels of each row on the host: on the CPU
             the rows themselves, elsewhere the last copy that the host read.
         windows: windows of level 1 ... n-1, then their rounds, by row; as in `head`.
-        numbers: ``[capacity]`` int64, 1, 2, ...
         log: entries of the round's steps, if the host reads each step.
     """
 
@@ -235,7 +219,6 @@ class StateRows:
         self.batch, self.device = batch, device
         self.words = torch.zeros(batch, shape.words, dtype=torch.int64, device=device)
         self.eos = torch.full((batch, eos), -1, dtype=torch.int64, device=device)
-        self.numbers = torch.arange(1, capacity + 1, device=device)
         self.log: list[Sequence[Entry]] = []
         self._levels = [shape.level_at(level) for level in range(1, levels + 1)]
         # Words of the windows of all levels but the drafter, of their bounds, and of lasting state.
@@ -341,10 +324,9 @@ class StateRows:
             cached.copy_(before)
         if due is None:  # every row is complete
             return None
-        input_ids = torch.from_numpy(due.input_ids)
-        pending = torch.from_numpy(due.pending()) if due.level < self.shape.levels else None
+        input_ids, pending = torch.from_numpy(due.input_ids), torch.from_numpy(due.pending)
         return Step(
-            due.level, due.most, due.lag, due.tail, input_ids, self._table, self._plan, due, pending
+            due.level, due.most, due.lag, due.tail, input_ids, self._table, self._plan, pending, due
         )
 
     def report(

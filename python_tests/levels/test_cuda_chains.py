@@ -27,7 +27,7 @@ class Launches(NamedTuple):
 
 
 # With attention over up to 512 slots.
-FUSED = Launches(9, 6, 22, 31, 55, 36, 19)
+FUSED = Launches(9, 6, 14, 23, 43, 32, 16)
 MOST = 20  # launches without the passes
 CHAINS = {
     "target, draft": (["target", "draft"], [4]),
@@ -102,11 +102,11 @@ class Followed(NamedTuple):
 # A pass is a replay and an upload. A verification is a read, and its result an upload to the level
 # below. A copy needs the lengths of its cache's owner, and a chain of a head a read for each token.
 FOLLOWED = {
-    "target, lookup": (["target", "lookup"], [4], Followed(1, 1, 1, 13)),
-    "target, draft, lookup": (["target", "draft", "lookup"], [5, 3], Followed(3, 3, 5, 45)),
-    "target, W4, lookup": (["target", "W4", "lookup"], [5, 3], Followed(3, 3, 8, 42)),
-    "target, EAGLE": (["target", "EAGLE"], [3], Followed(4, 6, 5, 33)),
-    "target, tree": (["target", "tree"], [3], Followed(3, 3, 3, 20)),
+    "target, lookup": (["target", "lookup"], [4], Followed(1, 1, 1, 6)),
+    "target, draft, lookup": (["target", "draft", "lookup"], [5, 3], Followed(3, 3, 5, 24)),
+    "target, W4, lookup": (["target", "W4", "lookup"], [5, 3], Followed(3, 3, 8, 21)),
+    "target, EAGLE": (["target", "EAGLE"], [3], Followed(4, 6, 5, 26)),
+    "target, tree": (["target", "tree"], [3], Followed(3, 3, 3, 13)),
 }
 
 

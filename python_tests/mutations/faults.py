@@ -549,6 +549,19 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
             "ctest kv_cache_test",
             "kv_cache/test_rollback_variants.py::test_streaming_equals_positions_within_the_cache[llama]",
         ),
+        "kv_cache: lengths on a device are not cut": (
+            "    if (length > p.most[row]) length = p.most[row];\n",
+            "",
+            "ops/test_kv.py::test_lengths_are_cut_and_increased[cpu]",
+            "runtime/test_device_rounds.py::test_caches_hold_what_they_hold_step_by_step[[3]]",
+        ),
+        "kv_cache: the lengths before a pass are those after": (
+            "  if (p.base != nullptr) p.base[row] = length;\n"
+            "  int64_t count = p.counts == nullptr ? p.tokens : p.counts[row];\n",
+            "  int64_t count = p.counts == nullptr ? p.tokens : p.counts[row];\n"
+            "  if (p.base != nullptr) p.base[row] = length + count;\n",
+            "ops/test_kv.py::test_lengths_are_cut_and_increased[cpu]",
+        ),
         "kv_cache: a path may have a node twice": (
             "if (nodes[count] <= last || nodes",
             "if (nodes[count] < last || nodes",
@@ -980,7 +993,7 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
             "levels/test_shared_cache.py::test_a_draft_that_looks_back_leaves_the_owners_keys",
         ),
         "levels: a copy skips the token whose logits are asked for": (
-            "skips = torch.where(first < counts, torch.minimum(skip, first), skip)",
+            "skips = torch.minimum(skip, first)",
             "skips = skip",
             "levels/test_shared_cache.py::test_a_draft_that_looks_back_leaves_the_owners_keys",
         ),
@@ -1445,6 +1458,12 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
             "ctest round_state_test",
             "runtime/test_device_rounds.py::test_caches_hold_what_they_hold_step_by_step[[4, 2]]",
         ),
+        "schedule: the tokens to verify begin with the token before": (
+            "text[total - pending + i]",
+            "text[total - pending + i - 1]",
+            "ctest c_api_round_state_test",
+            "ctest round_state_test",
+        ),
         "schedule: the last draft token counts as read": (
             "own[Shape::kCached] = start + emitted - 1;",
             "own[Shape::kCached] = start + emitted;",
@@ -1463,6 +1482,11 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "csrc/src/cpu/layer.cpp": {
+        "cpu: a pass clears the status of earlier ones": (
+            "p.status[row] |= plan.status;",
+            "p.status[row] = plan.status;",
+            "ops/test_layer.py::test_heads_are_appended_as_by_themselves[torch.float32]",
+        ),
         "cpu: heads are turned the other way": (
             "turned<T>(first, -second,",
             "turned<T>(first, second,",

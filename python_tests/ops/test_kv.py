@@ -119,6 +119,18 @@ def test_sizes_and_pointers_are_refused() -> None:
         cache_ops.compact_tree(both, both, cache_ops.pointers(both, both), lengths, path)
 
 
+def test_lengths_are_cut_and_increased(device: torch.device) -> None:
+    """In place; the lengths before the new tokens are kept."""
+    given, most, counts = (torch.randint(-2, 9, (5, 40), device=device) for _ in range(3))
+    for before, cut, new in zip(given, most, counts, strict=True):
+        lengths, base = before.clone(), torch.zeros_like(before)
+        cache_ops.update_lengths(lengths, base, cut, new, 4)
+        assert base.equal(torch.minimum(before, cut).clamp_min(0))
+        assert lengths.equal(base + new.clamp(0, 4))
+        cache_ops.update_lengths(lengths, None, None, None, 3)
+        assert lengths.equal(base + new.clamp(0, 4) + 3)
+
+
 def test_opcheck() -> None:
     """Schemas name the written arguments, and fake implementations agree with the real ones."""
     ops = torch.ops.polyspec
@@ -145,6 +157,8 @@ def test_opcheck() -> None:
     given = (a["cache_keys"], a["cache_values"], table, a["keys"], a["values"], a["lengths"], None)
     torch.library.opcheck(ops.append_paged.default, given, test_utils=tests)
     held = torch.zeros(2, dtype=torch.int64)
+    given = (held.clone(), held.clone(), held, None, 2)
+    torch.library.opcheck(ops.update_lengths.default, given, test_utils=tests)
     free, count = torch.arange(3, dtype=torch.int32), torch.tensor([3])
     for op in (ops.reserve_pages.default, ops.truncate_pages.default):
         torch.library.opcheck(

@@ -117,21 +117,23 @@ def test_heads_are_appended_as_by_themselves(dtype: torch.dtype) -> None:
         query, key, value = rotary(x, given, *angles, at, 3, HEADS, GROUPS, *heads)
         _, wanted = append(*caches[:2], key, value, lengths, counts)
         stated = None if at is after else at
-        made, status = rotary_append(
-            x, given, *angles, stated, *caches[2:], lengths, counts, HEADS, *heads
+        status = torch.full((3,), 1, dtype=torch.int32)
+        made = rotary_append(
+            x, given, *angles, stated, *caches[2:], status, lengths, counts, HEADS, *heads
         )
         assert made.equal(query)
-        assert status.equal(wanted)
+        assert status.equal(wanted | 1)
         assert caches[2].equal(caches[0])
         assert caches[3].equal(caches[1])
-    assert CacheStatus(int(status[2])) == CacheStatus.CACHE_FULL
-    good = x, None, *angles, None, *caches[:2], lengths, None, HEADS, *NO_NORMS
+    assert CacheStatus(int(wanted[2])) == CacheStatus.CACHE_FULL
+    good = x, None, *angles, None, *caches[:2], status, lengths, None, HEADS, *NO_NORMS
     for place, wrong, message in (
         (5, caches[0][0], "cache_keys: expected 4 dimensions, got 3"),
         (5, caches[0][..., :16], "cache_values: expected size 16 in dimension 3"),
         (6, caches[0].double(), "cache_values: expected the dtype of x"),
-        (7, lengths[1:], "lengths: expected size 3 in dimension 0, got 2"),
-        (9, 0, "batch, heads, groups: expected"),
+        (7, status[1:], "status: expected size 3 in dimension 0, got 2"),
+        (8, lengths[1:], "lengths: expected size 3 in dimension 0, got 2"),
+        (10, 0, "batch, heads, groups: expected"),
     ):
         with pytest.raises(RuntimeError, match=message):
             rotary_append(*good[:place], wrong, *good[place + 1 :])
@@ -270,10 +272,10 @@ def test_the_operators() -> None:
         given = wide, bias, *angles, positions(2, 2), 2, HEADS, GROUPS, *heads
         check(own.rotary.default, given)
     caches = numbers(2, GROUPS, 8, WIDTH), numbers(2, GROUPS, 8, WIDTH, seed=1)
-    lengths = torch.tensor([0, 3])
+    lengths, status = torch.tensor([0, 3]), torch.zeros(2, dtype=torch.int32)
     check(
         own.rotary_append.default,
-        (wide, None, *angles, None, *caches, lengths, None, HEADS, *norms),
+        (wide, None, *angles, None, *caches, status, lengths, None, HEADS, *norms),
     )
     assert rms_norm(x[:0], weight, EPSILON).shape == (0, 64)
     assert gated(x[:0]).shape == (0, 32)

@@ -30,7 +30,7 @@ def rows(batch: int) -> torch.Tensor:
 
 
 def draft(state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    input_ids, table = schedule.next_step(state, SHAPE, 3, 3)
+    input_ids, table, _ = schedule.next_step(state, SHAPE, 3, 3)
     tokens = torch.tensor([[1, 2]] * state.shape[0])
     status = torch.zeros(state.shape[0], 2, dtype=torch.int32)
     eos = torch.full((state.shape[0], 1), 9)
@@ -54,8 +54,8 @@ def test_a_draft() -> None:
 
 def test_opcheck() -> None:
     state, form = rows(2), (SHAPE.levels, SHAPE.steps)
-    torch.library.opcheck(torch.ops.polyspec.schedule_next, (state, *form, 3, 3))
-    _, table = schedule.next_step(state, SHAPE, 3, 3)
+    torch.library.opcheck(torch.ops.polyspec.schedule_next, (state, *form, 3, 3, 2))
+    _, table, _ = schedule.next_step(state, SHAPE, 3, 3)
     tokens, status = torch.ones(2, 2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32)
     eos, counts = torch.full((2, 1), 9), torch.tensor([2, 1])
     for own in (None, counts):
@@ -83,18 +83,19 @@ def test_one_graph_under_compile() -> None:
         ({"level": 4}, "level: expected 1 to 3, got 4"),
         ({"level": 0}, "level: expected 1 to 3, got 0"),
         ({"width": 0}, "width: expected >= 1, got 0"),
+        ({"most": -1}, "most: expected >= 0, got -1"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"state": rows(2), "levels": 3, "steps": 4, "level": 3, "width": 3}
-    given |= change
+    given |= {"most": 0, **change}
     with pytest.raises(RuntimeError, match=message):
         torch.ops.polyspec.schedule_next(**given)
 
 
 def test_a_report_of_another_form_is_refused() -> None:
     state = rows(2)
-    _, table = schedule.next_step(state, SHAPE, 3, 3)
+    _, table, _ = schedule.next_step(state, SHAPE, 3, 3)
     before = state.clone()
     tokens, eos = torch.ones(2, 2, dtype=torch.int64), torch.full((2, 1), 9)
     status = torch.zeros(2, 2, dtype=torch.int32)

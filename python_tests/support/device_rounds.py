@@ -106,7 +106,7 @@ def watched(chain: ps.Chain) -> Iterator[Seen]:
     def reading(self: Queue, record: torch.Tensor, *rest: Any) -> Record:
         nonlocal inside
         inside, seen.reads = False, seen.reads + 1
-        assert record.dtype == torch.int64
+        assert record.dtype == torch.int32
         return read(self, record, *rest)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -261,7 +261,7 @@ static void layer() {
   std::vector<float> x(kTokens * 3 * kWidth, 1), weight(kWidth, 1), y(x), query(kTokens * kWidth);
   std::vector<float> cosine(8 * kWidth, 1), sine(8 * kWidth), keys(8 * kWidth), values(keys);
   const int64_t length = 3;
-  int32_t status;
+  int32_t status = 0;
   run(polyspec::rms_norm({kTokens, kWidth, polyspec::DType::kFloat32, 1e-6f, x.data(), nullptr,
                           weight.data(), nullptr, y.data()}));
   run(polyspec::gated({kTokens, kWidth, polyspec::DType::kFloat32, x.data(), y.data()}));

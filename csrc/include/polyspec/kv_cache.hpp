@@ -107,6 +107,18 @@ POLYSPEC_API Result reserve_pages(const PagesParams& params, Stream stream = Str
 // pages than there are, leaves the row as it is: kStatusBadPage.
 POLYSPEC_API Result truncate_pages(const PagesParams& params, Stream stream = Stream::cpu());
 
+// The lengths of rows between two passes and at the begin of a pass, in this order: cut to `most`
+// and to no less than 0, copied to `base`, and increased by the new tokens.
+struct LengthsParams {
+  int64_t batch = 0;                // b >= 0
+  int64_t tokens = 0;               // t >= 0, of each row
+  int64_t* lengths = nullptr;       // [b] in and out
+  const int64_t* most = nullptr;    // [b], or nullptr: no cut
+  int64_t* base = nullptr;          // [b] out, or nullptr
+  const int64_t* counts = nullptr;  // [b] within [0, t], else the nearest; or nullptr: t each
+};
+POLYSPEC_API Result update_lengths(const LengthsParams& params, Stream stream = Stream::cpu());
+
 // After a tree has been verified: node i of row b lies in slot lengths[b] + i, and the accepted
 // nodes path[b, 0 ... j) move to slots lengths[b] ... lengths[b] + j. A parent comes before its
 // children, so path indices strictly increase and no move goes to a higher slot; a thread that

@@ -62,7 +62,7 @@ struct RotaryAppendParams {
   KvCache keys, values;              // [b, g, c, d]
   const int64_t* lengths = nullptr;  // [b] tokens that each row holds already
   const int64_t* counts = nullptr;   // [b] in [0, t], new tokens of each row, or nullptr: t each
-  int32_t* status = nullptr;         // [b] out, as of AppendParams
+  int32_t* status = nullptr;         // [b] in and out: bits as of AppendParams are added
 };
 
 // y = round(silu(gate)) up, with silu(x) = x / (1 + exp(-x)).

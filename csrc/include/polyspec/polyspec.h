@@ -744,6 +744,8 @@ typedef struct polyspec_schedule_next_params {
   int64_t width;      /* t >= 1 */
   int64_t* input_ids; /* [b, t] out, 0 after the row's tokens */
   int64_t* plan;      /* [POLYSPEC_PLAN_ROWS, b] out */
+  int64_t most;       /* m >= 0, tokens that a row verifies at most */
+  int64_t* pending;   /* [b, m] out, these, then 0 */
 } polyspec_schedule_next_params;
 
 typedef struct polyspec_schedule_report_params {

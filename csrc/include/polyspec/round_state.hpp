@@ -94,6 +94,8 @@ struct ScheduleNextParams {
   int64_t width = 0;             // t >= 1; a row that has more to read takes no part
   int64_t* input_ids = nullptr;  // [b, t] ids, 0 after the row's tokens
   int64_t* plan = nullptr;       // [kPlanRows, b]
+  int64_t most = 0;              // m >= 0, tokens that a row verifies at most
+  int64_t* pending = nullptr;    // [b, m] these, then 0
 };
 POLYSPEC_API Result schedule_next(const ScheduleNextParams& params, Stream stream = Stream::cpu());
 

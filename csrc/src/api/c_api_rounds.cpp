@@ -25,7 +25,7 @@ void copy(const polyspec_round& in, polyspec::RoundParams* to) {
 
 #define DUE(F) F(due)
 POLYSPEC_COPY(polyspec_schedule_due_params, ScheduleDueParams, 2, DUE)
-#define NEXT(F) F(level) F(width) F(input_ids) F(plan)
+#define NEXT(F) F(level) F(width) F(input_ids) F(plan) F(most) F(pending)
 POLYSPEC_COPY(polyspec_schedule_next_params, ScheduleNextParams, 2, NEXT)
 // clang-format off
 #define REPORT(F)                                                                    \

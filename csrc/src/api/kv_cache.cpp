@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "api/checks.hpp"
+#include "core/kv_index.hpp"
 #include "cpu/kv_cache.hpp"
 #include "cuda/kv_cache.hpp"
 
@@ -83,6 +84,12 @@ Result check(const PagesParams& p) {
                       {"status", p.status}});
 }
 
+Result check(const LengthsParams& p) {
+  if (p.batch < 0) return expected("batch", ">= 0", p.batch);
+  if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);
+  return check_given({{"lengths", p.lengths, p.batch > 0}});
+}
+
 Result check(const CompactTreeParams& p) {
   if (p.layers < 0) return expected("layers", ">= 0", p.layers);
   if (p.batch < 0) return expected("batch", ">= 0", p.batch);
@@ -156,6 +163,14 @@ Result truncate_pages(const PagesParams& given, Stream stream) {
   fill_strides({params.max_pages}, &params.block_table_stride);
   if (on_cuda(stream)) return cuda::truncate_pages(params, stream.cuda);
   cpu::truncate_pages(params);
+  return {};
+}
+
+Result update_lengths(const LengthsParams& params, Stream stream) {
+  const Result result = check(params);
+  if (!result.ok() || params.batch == 0) return result;
+  if (on_cuda(stream)) return cuda::update_lengths(params, stream.cuda);
+  for (int64_t row = 0; row < params.batch; ++row) core::update_length(params, row);
   return {};
 }
 

@@ -47,7 +47,12 @@ Result schedule_due(const ScheduleDueParams& params, Stream stream) {
 Result schedule_next(const ScheduleNextParams& params, Stream stream) {
   const Result result = check(params.in, params.level, params.width);
   if (!result.ok() || params.in.batch == 0) return result;
-  const Result given = check_given({{"input_ids", params.input_ids}, {"plan", params.plan}});
+  if (params.most < 0) return expected("most", ">= 0", params.most);
+  const Result most = check_sizes("batch, most", {params.in.batch, params.most});
+  if (!most.ok()) return most;
+  const Result given = check_given({{"input_ids", params.input_ids},
+                                    {"plan", params.plan},
+                                    {"pending", params.pending, params.most > 0}});
   if (!given.ok()) return given;
   if (stream.device == Stream::Device::kCuda) return cuda::schedule_next(params, stream.cuda);
   for (int64_t row = 0; row < params.in.batch; ++row) core::next_row(params, row);

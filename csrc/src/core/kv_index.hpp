@@ -64,6 +64,18 @@ POLYSPEC_HD void finish_row(const NewTokens& in, int64_t row, const RowAppend& p
     in.new_lengths[row] = plan.status == 0 ? plan.begin + plan.count : plan.begin;
 }
 
+POLYSPEC_HD void update_length(const LengthsParams& p, int64_t row) {
+  int64_t length = p.lengths[row];
+  if (p.most != nullptr) {
+    if (length > p.most[row]) length = p.most[row];
+    if (length < 0) length = 0;
+  }
+  if (p.base != nullptr) p.base[row] = length;
+  int64_t count = p.counts == nullptr ? p.tokens : p.counts[row];
+  if (count > p.tokens) count = p.tokens;
+  p.lengths[row] = length + (count < 0 ? 0 : count);
+}
+
 // Lanes of one token: of its key, then of its value.
 struct TokenLanes {
   int32_t key, value;

@@ -84,7 +84,6 @@ POLYSPEC_FN NewTokens new_tokens(const RotaryAppendParams& p) {
   in.tokens = p.turn.tokens;
   in.lengths = p.lengths;
   in.counts = p.counts;
-  in.status = p.status;
   return in;
 }
 

@@ -136,6 +136,9 @@ POLYSPEC_FN void next_row(const ScheduleNextParams& p, int64_t row) {
   for (int64_t i = 0; i < p.width; ++i) {
     input_ids[i] = part && i < unread ? text[own[Shape::kCached] + i] : 0;
   }
+  for (int64_t i = 0; i < p.most; ++i) {
+    p.pending[row * p.most + i] = part && i < pending ? text[total - pending + i] : 0;
+  }
   int64_t* plan = p.plan + row;
   const int64_t batch = p.in.batch;
   plan[kPlanPart * batch] = part;

@@ -118,7 +118,7 @@ void append_token(const RotaryAppendParams& p, int64_t number) {
   const int64_t row = number / p.turn.tokens, token = number % p.turn.tokens;
   const NewTokens in = new_tokens(p);
   const RowAppend plan = row_append(in, row, p.capacity);
-  if (token == 0) finish_row(in, row, plan);
+  if (token == 0) p.status[row] |= plan.status;
   const auto slot = [&](const KvCache& cache) -> HeadsAt<T> {
     if (token >= plan.count) return {nullptr, 0};
     const int64_t at = offset_of(cache.stride, row, 0, plan.begin + token);

@@ -71,6 +71,15 @@ __global__ void __launch_bounds__(kPageThreads)
   core::move_pages<kReserve>(group, p);
 }
 
+__global__ void __launch_bounds__(kLaneThreads)
+    lengths_kernel(const __grid_constant__ LengthsParams p) {
+  begin_kernel();
+  for (int64_t row = blockIdx.x * int64_t{kLaneThreads} + threadIdx.x; row < p.batch;
+       row += gridDim.x * int64_t{kLaneThreads}) {
+    core::update_length(p, row);
+  }
+}
+
 unsigned clamped(int64_t n, int64_t limit) {
   return static_cast<unsigned>(n < 1 ? 1 : n < limit ? n : limit);
 }
@@ -160,6 +169,10 @@ Result compact_tree(const CompactTreeParams& params, CUstream_st* stream) {
     default:
       return compact_as<uint8_t>(params, stream);
   }
+}
+
+Result update_lengths(const LengthsParams& params, CUstream_st* stream) {
+  return launch(lengths_kernel, grid_of(params.batch, 1, 1), kLaneThreads, stream, params);
 }
 
 Result reserve_pages(const PagesParams& params, CUstream_st* stream) {

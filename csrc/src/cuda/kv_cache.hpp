@@ -10,6 +10,7 @@ Result append(const AppendParams& params, CUstream_st* stream);
 Result append_paged(const PagedAppendParams& params, CUstream_st* stream);
 Result reserve_pages(const PagesParams& params, CUstream_st* stream);
 Result truncate_pages(const PagesParams& params, CUstream_st* stream);
+Result update_lengths(const LengthsParams& params, CUstream_st* stream);
 Result compact_tree(const CompactTreeParams& params, CUstream_st* stream);
 
 }  // namespace polyspec::cuda

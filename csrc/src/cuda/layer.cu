@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   const int64_t row = number / p.turn.tokens, token = number % p.turn.tokens;
   const NewTokens in = core::new_tokens(p);
   const core::RowAppend plan = core::row_append(in, row, p.capacity);
-  if (token == 0 && head == 0 && threadIdx.x == 0) core::finish_row(in, row, plan);
+  if (token == 0 && head == 0 && threadIdx.x == 0) p.status[row] |= plan.status;
   T* to = nullptr;
   if (head < p.turn.heads) {
     to = head_at<T>(p.turn.query, p.turn, p.turn.heads, number, head);

@@ -4,7 +4,7 @@
 enum { LEVELS = 2, STEPS = 4, CAPACITY = 12, WIDTH = 5 };
 
 int main(void) {
-  int64_t state[200], due[2], input_ids[WIDTH], plan[POLYSPEC_PLAN_ROWS], slots[WIDTH],
+  int64_t state[200], due[2], input_ids[WIDTH], verified[2], plan[POLYSPEC_PLAN_ROWS], slots[WIDTH],
       kept[LEVELS];
   int64_t accepted[1] = {2};
   const int64_t drafted[2] = {4, 5}, emitted[3] = {4, 5, 6}, eos[1] = {6};
@@ -66,7 +66,10 @@ int main(void) {
   CHECK(due[0] == 1 && due[1] == 2);
 
   n.level = 1;
+  n.most = 2;
+  n.pending = verified;
   CHECK_CODE(POLYSPEC_OK, polyspec_schedule_next(&n, NULL));
+  CHECK(verified[0] == 4 && verified[1] == 5);
   CHECK(plan[POLYSPEC_PLAN_COUNTS] == 5 && plan[POLYSPEC_PLAN_FIRST] == 2);
   CHECK(input_ids[3] == 4 && input_ids[4] == 5);
   r.level = 1;

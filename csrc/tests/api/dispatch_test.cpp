@@ -65,6 +65,11 @@ void test_caches(const Stream& stream) {
   expect("reserve_pages", polyspec::reserve_pages(pages, stream));
   expect("truncate_pages", polyspec::truncate_pages(pages, stream));
 
+  polyspec::LengthsParams lengths;
+  lengths.batch = 1;
+  lengths.lengths = words;
+  expect("update_lengths", polyspec::update_lengths(lengths, stream));
+
   void* bases[2] = {floats, floats + 1};
   polyspec::CompactTreeParams tree;
   tree.layers = tree.batch = tree.heads = tree.capacity = tree.key_dim = tree.value_dim = 1;

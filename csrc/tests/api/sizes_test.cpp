@@ -163,6 +163,7 @@ void test_rounds(Sizes& sizes) {
   next.in = in;
   next.level = 1;
   next.width = sizes.any();
+  next.most = sizes.any();
   expect_nothing_to_do(schedule_next(next), {in.batch});
   ScheduleReportParams report;
   report.in = in;

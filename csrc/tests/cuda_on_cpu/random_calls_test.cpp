@@ -200,6 +200,8 @@ void check_caches_and_state_rows(uint64_t seed) {
           cases::PagedAppendCase(seed), "append_paged" + name);
   compare([](const auto& p, Stream s) { return polyspec::compact_tree(p, s); },
           cases::CompactTreeCase(seed), "compact_tree" + name, true);
+  compare([](const auto& p, Stream s) { return polyspec::update_lengths(p, s); },
+          cases::LengthsCase(seed), "update_lengths" + name, true);
   compare([](const auto& p, Stream s) { return polyspec::reserve_pages(p, s); },
           cases::PagesCase<true>(seed), "reserve_pages" + name, true);
   compare([](const auto& p, Stream s) { return polyspec::truncate_pages(p, s); },
@@ -227,7 +229,7 @@ void check_layers(uint64_t seed) {
   compare([](const auto& p, Stream s) { return polyspec::rotary(p, s); }, cases::RotaryCase(seed),
           "rotary" + name);
   compare([](const auto& p, Stream s) { return polyspec::rotary_append(p, s); },
-          cases::RotaryAppendCase(seed), "rotary_append" + name);
+          cases::RotaryAppendCase(seed), "rotary_append" + name, true);
   compare([](const auto& p, Stream s) { return polyspec::gated(p, s); }, cases::GatedCase(seed),
           "gated" + name);
   compare(kAttention, cases::AttentionCase(seed), "attention" + name);

@@ -118,6 +118,9 @@ Result run(const polyspec::PagedAppendParams& params, Stream stream) {
 Result run(const polyspec::CompactTreeParams& params, Stream stream) {
   return polyspec::compact_tree(params, stream);
 }
+Result run(const polyspec::LengthsParams& params, Stream stream) {
+  return polyspec::update_lengths(params, stream);
+}
 Result run(const polyspec::ScheduleDueParams& params, Stream stream) {
   return polyspec::schedule_due(params, stream);
 }
@@ -403,6 +406,7 @@ void run_all(uint64_t count, int64_t largest) {
     compare<cases::AppendCase>(seed, stream, "append");
     compare<cases::PagedAppendCase>(seed, stream, "append_paged");
     compare<cases::CompactTreeCase>(seed, stream, "compact_tree");
+    compare<cases::LengthsCase>(seed, stream, "update_lengths");
     compare<cases::PagesCase<true>>(seed, stream, "reserve_pages");
     compare<cases::PagesCase<false>>(seed, stream, "truncate_pages");
   }

@@ -309,6 +309,8 @@ void test_arguments() {
   refuse_next("width", [](auto* p) { p->width = 0; });
   refuse_next("input_ids", [](auto* p) { p->input_ids = nullptr; });
   refuse_next("plan", [](auto* p) { p->plan = nullptr; });
+  refuse_next("most", [](auto* p) { p->most = -1; });
+  refuse_next("pending", [](auto* p) { p->most = 1; });
   refuse_report("width", [](auto* p) { p->width = 0; });
   refuse_report("num_eos", [](auto* p) { p->num_eos = -1; });
   refuse_report("eos", [](auto* p) { p->num_eos = 1; });

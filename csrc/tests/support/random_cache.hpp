@@ -266,6 +266,40 @@ class CompactTreeCase {
   size_t lengths_, path_, key_bases_, value_bases_, new_lengths_, status_;
 };
 
+class LengthsCase {
+ public:
+  explicit LengthsCase(uint64_t seed, Extent = {}) : random_(seed + 0x1e9) {
+    batch_ = 1 + random_.below(random_.chance(0.9) ? 9 : 600);
+    tokens_ = random_.below(6);
+    const auto some = [&](Block* block) {
+      std::vector<int64_t> values(static_cast<size_t>(batch_));
+      for (int64_t& value : values) value = random_.below(9) - 2;
+      return block->put(values);
+    };
+    lengths_ = some(&outputs);
+    if (random_.chance(0.5)) base_ = some(&outputs);
+    if (random_.chance(0.5)) most_ = some(&inputs);
+    if (random_.chance(0.5)) counts_ = some(&inputs);
+  }
+  polyspec::LengthsParams params(const unsigned char* in, unsigned char* out) const {
+    polyspec::LengthsParams p;
+    p.batch = batch_;
+    p.tokens = tokens_;
+    Knobs::point(out, lengths_, &p.lengths);
+    Knobs::point(out, base_, &p.base);
+    Knobs::point(in, most_, &p.most);
+    Knobs::point(in, counts_, &p.counts);
+    return p;
+  }
+
+  Block inputs, outputs;  // run over a copy of `outputs`
+
+ private:
+  Random random_;
+  int64_t batch_, tokens_;
+  size_t lengths_, base_ = kNone, most_ = kNone, counts_ = kNone;
+};
+
 // A pool in some state, for reserve_pages or truncate_pages. Rows are more than a CTA has threads
 // in some cases.
 template <bool kReserve>

@@ -93,6 +93,8 @@ class ScheduleNextCase {
     const size_t batch = static_cast<size_t>(rows_.params.batch);
     input_ids_ = outputs.reserve<int64_t>(batch * static_cast<size_t>(width_));
     plan_ = outputs.reserve<int64_t>(batch * polyspec::kPlanRows);
+    most_ = random_.below(12);
+    pending_ = outputs.reserve<int64_t>(batch * static_cast<size_t>(most_));
   }
 
   polyspec::ScheduleNextParams params(const unsigned char* in, unsigned char* out) const {
@@ -104,12 +106,15 @@ class ScheduleNextCase {
     p.width = width_;
     Knobs::point(out, input_ids_, &p.input_ids);
     Knobs::point(out, plan_, &p.plan);
+    p.most = most_;
+    Knobs::point(out, pending_, &p.pending);
     return p;
   }
   void check_gaps(const std::vector<unsigned char>& out) const {
     const size_t rows = static_cast<size_t>(rows_.params.batch) * sizeof(int64_t);
     check_poison(out, input_ids_ + rows * static_cast<size_t>(width_), plan_);
-    check_poison(out, plan_ + rows * polyspec::kPlanRows, out.size());
+    check_poison(out, plan_ + rows * polyspec::kPlanRows, pending_);
+    check_poison(out, pending_ + rows * static_cast<size_t>(most_), out.size());
   }
 
   Block inputs, outputs;  // `outputs` stays poisoned: run over a copy of it
@@ -118,8 +123,8 @@ class ScheduleNextCase {
   Random random_;
   RandomRows rows_;
   int32_t level_;
-  int64_t width_;
-  size_t state_, input_ids_, plan_;
+  int64_t width_, most_;
+  size_t state_, input_ids_, plan_, pending_;
 };
 
 // The rows are outputs here: the call changes them.

@@ -148,7 +148,7 @@ class StateRows {
   // schedule_next for `level`. It must not change the rows. The plan is kept for report().
   std::vector<Planned> next(int32_t level, int64_t width) {
     const std::vector<int64_t> before = state_.copy();
-    Guarded input_ids(params_.batch * width);
+    Guarded input_ids(params_.batch * width), pending(params_.batch * width);
     plan_ = Guarded(polyspec::kPlanRows * params_.batch);
     polyspec::ScheduleNextParams p;
     p.in = params_;
@@ -156,10 +156,13 @@ class StateRows {
     p.width = width;
     p.input_ids = input_ids.data();
     p.plan = plan_.data();
+    p.most = width;
+    p.pending = pending.data();
     const polyspec::Result result = polyspec::schedule_next(p);
     CHECK_EQ(std::string(), result.message);
     check_margins();
     input_ids.check_margins();
+    pending.check_margins();
     CHECK(before == state_.copy());
     std::vector<Planned> rows;
     for (int64_t row = 0; row < params_.batch; ++row) {
@@ -173,6 +176,11 @@ class StateRows {
                       {},
                       at(polyspec::kPlanOfTail)};
       for (int64_t i = 0; i < width; ++i) planned.input_ids.push_back(input_ids[row * width + i]);
+      const int64_t verified = level < params_.shape.levels ? planned.length : 0;
+      for (int64_t i = 0; i < width; ++i) {
+        const int64_t token = i < verified ? planned.input_ids.at(planned.first + 1 + i) : 0;
+        CHECK_EQ(token, pending[row * width + i]);
+      }
       rows.push_back(planned);
     }
     return rows;
