@@ -207,13 +207,10 @@ def rows_of(entries: list[Entry], prompts: list[list[int]], target: Any) -> dict
     count, rows = len(prompts), []
     rates = {entry.name: entry.rate(count) for entry in entries}
     texts = {entry.name: [answer.texts[0] for answer in entry.answers] for entry in entries}
-    calls = {entry.name: [x.stats for x in entry.answers if x.stats] for entry in entries}
-    merged = {name: merge(stats) for name, stats in calls.items() if stats}
     alone = [entry.name for entry in entries if entry.plain == PLAIN and not entry.window]
     fastest = max(alone, key=rates.__getitem__)
-    decoding = max(merged[name].tokens_per_second for name in alone if name in merged)
     for entry in entries:
-        ours, stats = entry.plain == PLAIN, merged.get(entry.name)
+        ours, stats = entry.plain == PLAIN, [x.stats for x in entry.answers if x.stats]
         compared = partial(measuring.compared, target if ours else None)
         pairs = prompts, texts[entry.plain], texts[entry.name]
         judged = measuring.verdict(list(map(compared, *pairs)), target.dtype)
@@ -223,11 +220,9 @@ def rows_of(entries: list[Entry], prompts: list[list[int]], target: Any) -> dict
                 "window": list(entry.window),
                 "tokens_per_second": rates[entry.name],
                 "ratio": rates[entry.name] / rates[fastest],
-                "ratio_to_generate": rates[entry.name] / rates[GENERATE],
-                "decoding_ratio": None if stats is None else stats.tokens_per_second / decoding,
                 "lossless": measuring.is_lossless(judged) if ours else None,
                 "verdict": judged["lossless"] + " (its own)" * (not ours),
-                "stats": None if stats is None else stats.to_dict(),
+                "stats": merge(stats).to_dict() if stats else None,
             }
         )
     return {"fastest_plain": fastest, "configurations": rows}
@@ -240,31 +235,15 @@ def status(report: dict[str, Any]) -> int:
     return INTERRUPTED if report["interrupted"] else int(differs)
 
 
-def reason(table: dict[str, Any]) -> str:
-    """Return in a sentence why the fastest method is the fastest."""
-    best = max(table["configurations"], key=lambda row: row["tokens_per_second"])
-    if not best["window"] or best["stats"] is None:
-        return f"{best['label']} is the fastest here: drafts cost more than they save."
-    target, *below = best["stats"]["levels"]
-    share = sum(level["seconds"] for level in below) / best["stats"]["decode_seconds"]
-    return (
-        f"{best['label']} is the fastest: a pass of the target yields "
-        f"{target['mean_acceptance_length']:.1f} tokens, and the levels below take {share:.0%} of "
-        "the time."
-    )
-
-
 def markdown(report: dict[str, Any]) -> str:
     """Return the methods, the passes of the longest chain's levels, and the conditions."""
     (table,) = report["tables"]
-    heads = ["configuration", "window", "tokens/s", "ratio", "decoding", "/generate"]
+    heads = ["configuration", "window", "tokens/s", "ratio", "same text as plain"]
     rows = []
     for row in table["configurations"]:
-        names = ("ratio", "decoding_ratio", "ratio_to_generate")
-        rates = (output.number(row[name], ".2f") for name in names)
         window = ",".join(map(str, row["window"])) or "-"
-        speed = f"{row['tokens_per_second']:.1f}"
-        rows.append([row["label"], window, speed, *rates, row["verdict"]])
+        speeds = f"{row['tokens_per_second']:.1f}", f"{row['ratio']:.2f}"
+        rows.append([row["label"], window, *speeds, row["verdict"]])
     (*_, longest) = (row for row in table["configurations"] if row["stats"] is not None)
     levels = []
     for level in longest["stats"]["levels"]:
@@ -275,16 +254,13 @@ def markdown(report: dict[str, Any]) -> str:
         levels.append([level["name"], str(passes), *numbers])
     return "\n".join(
         [
-            *output.table([*heads, "same text as plain"], rows, range(1, 6)),
-            f"\n{reason(table)}",
+            *output.table(heads, rows, range(1, 4)),
             f"\n{longest['label']}:\n",
             *output.table(["level", "passes", "ms/pass", "mean length", "accepted"], levels),
             "\nThe levels, as this processor runs them:\n",
             *(f"- {name}: {choice}" for name, choice in table["choices"].items()),
             f"\nRatio: over the fastest plain decoding ({table['fastest_plain']}), prefill "
-            "included; decoding: over the fastest by the same engine, without the prefill; "
-            "/generate: over transformers' generate; mean length: tokens of a verification; "
-            "accepted: share of the draft tokens.",
+            "included; mean length: tokens of a verification; accepted: share of the draft tokens.",
             f"\n{table['prompts']} questions, median of {table['repeats']} interleaved runs each, "
             f"up to {table['max_new_tokens']} new tokens, temperature {table['temperature']:g}; "
             f"{report['machine']['cpu']}, {output.conditions(report)}.",

@@ -16,7 +16,7 @@ import importlib.util
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from polyspec_ext.sampling import Sampling
 DTYPES = ("float32", "bfloat16", "float16")
 # The acceptance rule of each verifying operator. "bare": without the drafts' distributions.
 RULES = {"verify-token": "token", "verify-token-bare": "token", "verify-block": "block"}
-OPERATORS = ("sample", *RULES)
 SPREAD = 3.0  # deviation of the draft's logits
 CALIBRATION_ELEMENTS = 1 << 22  # logits calibrated at a time
 DRAWS = 64  # sets of draft tokens per case; further turns start over
@@ -56,10 +55,10 @@ class Filters(Sampling):
     @classmethod
     def parse(cls, text: str) -> Filters:
         """Read ``"none"`` or ``"top_k=50+top_p=.9"``."""
-        parts = [] if text == "none" else [item.partition("=") for item in text.split("+")]
+        kinds, parts = {"top_k": int, "top_p": float}, text.split("+") * (text != "none")
         try:
-            kinds = {"top_k": int, "top_p": float}
-            return cls(**{name: kinds[name](value) for name, _, value in parts})
+            pairs = [part.split("=") for part in parts]
+            return cls(**{name: kinds[name](value) for name, value in pairs})
         except (KeyError, ValueError) as error:
             expected = "top_k and top_p with + between, or none"
             raise ValueError(f"--filters: expected {expected}, given {text!r}: {error}") from error
@@ -109,12 +108,15 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
     if wrong := [name for name in dtypes if name not in DTYPES]:
         raise ValueError(f"--dtype: expected {', '.join(DTYPES)}, given {wrong[0]!r}")
     filters = [Filters.parse(text) for text in args.filters]
-    axes = (OPERATORS, args.batch, args.draft_len, args.vocab, dtypes, args.acceptance, filters)
-    cases = list(itertools.starmap(Case, itertools.product(*axes)))
-    for at, case in enumerate(cases):
-        if case.operator == "sample":
-            cases[at] = replace(case, draft_len=0, acceptance_asked=0.0)
-    return list(dict.fromkeys(cases))
+    rest = args.vocab, dtypes
+    return [
+        Case(*point)
+        for operators, lengths, accepted in (
+            (["sample"], [0], [0.0]),
+            (RULES, args.draft_len, args.acceptance),
+        )
+        for point in itertools.product(operators, args.batch, lengths, *rest, accepted, filters)
+    ]
 
 
 # ---- rules in plain torch, batched and without host synchronisation -----------------------------

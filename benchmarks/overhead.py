@@ -31,7 +31,6 @@ from polyspec_ext import progress, tiny
 from polyspec_ext.cli import options
 from polyspec_ext.drafters.trees import DynamicTree
 from polyspec_ext.ops import verification
-from polyspec_ext.runtime.plan import Operators
 
 PER_TURN = 10  # calls of ``advance`` of a case per turn
 VOCAB = 2048  # as the shipped models
@@ -39,9 +38,7 @@ SPREAD = 0.3  # of the logits: flat distributions, so that five of six draft tok
 MANY = 1 << 40  # more new tokens than any run
 COUNTED, UNCOUNTED = 8, 4  # rounds with counted Python calls, and rounds before
 _ROOT = os.path.join(os.path.dirname(ps.__file__), "")
-# Subtracted seconds by kind. "functions": the operators as called by a chain, with the Python code
-# around the compiled code; "operators": the compiled code alone.
-Meters = dict[str, float]
+Meters = dict[str, float]  # subtracted seconds: of forward passes, and of compiled operators
 
 
 def metered(meters: Meters, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,8 +93,7 @@ class Case:
             level: Any = InstantLevel(name, logits)
             level.forward = metered(meters, "forwards", level.forward)
             models.append(level)
-        calls = (metered(meters, "functions", f) for f in (verification.draw, verification.verify))
-        self.chain = ps.Chain(models, window, graphs=False, operators=Operators(*calls))
+        self.chain = ps.Chain(models, window, graphs=False)
         prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
         self.running = self.chain.batch(prompts, MANY, temperature=1.0, seed=3, eos_token_id=[])
 
@@ -112,8 +108,7 @@ class Case:
             total = time.perf_counter() - began
             rounds += sum(level.num_forward_passes for level in verifying)
             took = {kind: seconds - before[kind] for kind, seconds in self.meters.items()}
-            took["checks"] = took.pop("functions") - took["operators"]
-            took["ours"] = total - took["forwards"] - took["operators"]
+            took["ours"] = total - sum(took.values())
             for kind, seconds in took.items() if self.counts else ():
                 self.seconds[kind].append(seconds / rounds)
             self.rounds += rounds * self.counts
@@ -138,7 +133,7 @@ class Case:
 
 def measure(levels: Sequence[int], batches: Sequence[int], turns: int) -> list[Case]:
     """Measure all cases in turns."""
-    meters = dict.fromkeys(("forwards", "operators", "functions"), 0.0)
+    meters = dict.fromkeys(("forwards", "operators"), 0.0)
     cases = [Case(n, b, meters) for n in levels for b in batches]
     compiled: dict[str, Any] = {
         name: metered(meters, "operators", getattr(verification, name))
@@ -221,22 +216,22 @@ def markdown(report: dict[str, Any]) -> str:
     """Return the report as tables."""
     rows = []
     for row in report["cases"]:
-        ours, checks, operators = (row[f"{kind}_us"] for kind in ("ours", "checks", "operators"))
+        ours, operators = row["ours_us"], row["operators_us"]
         rows.append(
-            [str(row["levels"]), ",".join(map(str, row["window"])), str(row["batch"])]
-            + [f"{ours['median']:.0f}", f"{ours['q25']:.0f} to {ours['q75']:.0f}"]
-            + [f"{times['median']:.0f}" for times in (checks, operators)]
-            + [f"{row['drafter_passes_per_round']:.1f}"]
+            [
+                *(str(row["levels"]), ",".join(map(str, row["window"])), str(row["batch"])),
+                *(f"{ours['median']:.0f}", f"{ours['q25']:.0f} to {ours['q75']:.0f}"),
+                *(f"{operators['median']:.0f}", f"{row['drafter_passes_per_round']:.1f}"),
+            ]
         )
-    heads = ["levels", "window", "batch", "ours", "quartiles", "checks", "operators", "passes"]
+    heads = ["levels", "window", "batch", "ours", "quartiles", "operators", "passes"]
     lines = [
         "# Overhead of the chain",
         "",
         f"{report['machine']['device_name']}, {output.conditions(report)}.",
         "",
         "Microseconds of host time per verification round, at any level, with the drafting before "
-        "it. Ours: outside forward passes and compiled operators. Checks: the operators' Python "
-        "functions. Passes: of the drafter, per round.",
+        "it. Ours: outside forward passes and compiled operators. Passes: of the drafter.",
         "",
         *output.table(heads, rows),
     ]

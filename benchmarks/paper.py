@@ -11,9 +11,7 @@ import argparse
 import contextlib
 import importlib.metadata
 import importlib.util
-import platform
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -132,14 +130,6 @@ class Session:
         return [self.conversation.prompt(q.turns[:1], []) for q in self.chosen[:_PROMPTS]]
 
 
-@contextlib.contextmanager
-def spent(seconds: dict[str, float], what: str) -> Iterator[None]:
-    """Add the seconds of a block to `seconds`."""
-    began = time.perf_counter()
-    yield
-    seconds[what] = seconds.get(what, 0.0) + time.perf_counter() - began
-
-
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the report. Return 1 if a turn failed."""
     output.require_device(args.device)
@@ -160,26 +150,19 @@ def run(args: argparse.Namespace) -> int:
     if begun is not None:  # with the windows planned before
         before = [Method.from_dict(fields) for fields in begun["methods"]]
         listed = before if [m.name for m in before] == [m.name for m in listed] else listed
-    seconds: dict[str, float] = {}
-    with spent(seconds, "models"):
-        below = {name for method in listed for name in method.levels[1:]}
-        levels = [models.level, *(models.draft(name) for name in models.drafts if name in below)]
-        lengths = [level.max_length for level in levels if level.max_length is not None]
-        room = min(lengths, default=1 << 30) - args.max_new_tokens
-        conversation = Conversation(models.tokenizer, template, room)
-    with spent(seconds, "W4 copy"):
-        if W4 in below:
-            models.draft(W4)
+    used = {TARGET, *(name for method in listed for name in method.levels)}
+    levels = {name: models.draft(name) for name in (TARGET, W4, *models.drafts) if name in used}
+    lengths = [level.max_length for level in levels.values() if level.max_length is not None]
+    room = min(lengths, default=1 << 30) - args.max_new_tokens
+    conversation = Conversation(models.tokenizer, template, room)
     session, prediction = Session(args, models, listed, chosen, conversation), dict[str, Any]()
     if begun is None and args.plan_seconds > 0:
-        with spent(seconds, "plan"):
-            prediction = plan_windows(session)
+        prediction = plan_windows(session)
     ready = progress.bar(session.made, desc="methods", leave=False)
     calls = [(method, methods.decoder(method, models)) for method in ready]
     facts = {**_facts(session), "prediction": prediction}
     if begun is None:
-        known = [name for name in (TARGET, W4, *models.drafts) if name in below | {TARGET}]
-        facts["weight_bytes"] = {name: weight_bytes(models.draft(name).model) for name in known}
+        facts["weight_bytes"] = {name: weight_bytes(x.model) for name, x in levels.items()}
         bandwidth = measuring.copy_bandwidth("cpu" if models.on_cpu else "cuda")
         facts["copy_bandwidth_bytes_per_second"] = 1e9 * bandwidth
     else:
@@ -191,18 +174,13 @@ def run(args: argparse.Namespace) -> int:
             )
         again = {"created": facts["created"], "commit": facts["commit"]}
         facts = {**begun, "continued": [*begun.get("continued", []), again]}
-    sessions = facts.get("seconds", [])  # of earlier sessions
     writer = TurnWriter(args.output, facts)
     processor.note_load()
     turns = facts["settings"]["turns"] * len(calls)
     with progress.bar(total=turns, unit="turn", smoothing=0.05) as bar:
         runner = Runner(session, calls, writer, bar.update)
-        with spent(seconds, "warm-up"):
-            runner.warm_up()
-        writer.note({"seconds": [*sessions, seconds]})
-        with spent(seconds, "turns"):
-            runner.run()
-        writer.note({"seconds": [*sessions, seconds]})
+        runner.warm_up()
+        runner.run()
     if not args.no_report:
         report(argparse.Namespace(runs=[args.output], output=None))
     return int(any(turn["status"] != record.OK for turn in writer.turns))
@@ -253,7 +231,7 @@ def _facts(session: Session) -> dict[str, Any]:
         "schema": record.SCHEMA,
         "command": "bench paper",
         "created": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "machine": {**about, "system": platform.system(), "device": args.device},
+        "machine": {**about, "device": args.device},
         "load": processor.load_average(),
         "commit": commit and commit.removesuffix("+"),
         "dirty": commit and commit.endswith("+"),

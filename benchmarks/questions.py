@@ -79,23 +79,15 @@ def _question(line: str, where: str, number: int) -> Question:
     try:
         fields = json.loads(line)
         key = next(key for key in _TEXTS if key in fields)
-        turns = fields[key]
+        turns = [fields[key]] if isinstance(fields[key], str) else fields[key]
     except (ValueError, TypeError, StopIteration):
         keys = ", ".join(f'"{key}"' for key in _TEXTS)
         raise ValueError(f"{where} expected JSON with one of {keys}, given {line[:40]!r}") from None
-    turns = [turns] if isinstance(turns, str) else turns
+    if not (isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns)):
+        raise ValueError(f'{where} expected "{key}" to be a text or texts, given {turns!r}')
     # GSM8K's lines have no category.
     category = fields.get("category", "math_reasoning" if key == "question" else OTHER)
-    question_id = fields.get("question_id", number)
-    are_texts = isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns)
-    for name, value, fits, kind in (
-        (key, turns, are_texts, "a text or a list of texts"),
-        ("category", category, isinstance(category, str), "a word"),
-        ("question_id", question_id, isinstance(question_id, int | str), "a number"),
-    ):
-        if not fits:
-            raise ValueError(f'{where} expected "{name}" to be {kind}, given {value!r}')
-    return Question(question_id, category, tuple(turns))
+    return Question(fields.get("question_id", number), category, tuple(turns))
 
 
 def select(questions: Sequence[Question], per_task: int) -> list[Question]:

@@ -563,13 +563,4 @@ def summary(run: Run) -> str:
         + f"; {done - failed} turns measured, {failed} failed. Begun {facts['created']}, commit "
         f"{facts['commit']}" + (" with local changes." if facts.get("dirty") else ".")
     )
-    sessions = pd.DataFrame(facts.get("seconds") or [])
-    if len(sessions):
-        sums = sessions.sum()
-        if "turns" in sums and sessions.turns.isna().any():  # of a killed session
-            del sums["turns"]
-        parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in sums.items())
-        text += f" Time: {parts}" + (
-            f", in {len(sessions)} sessions." if len(sessions) > 1 else "."
-        )
     return text + (f" NOT FINISHED: {done} of {expected} turns." if done < expected else "")

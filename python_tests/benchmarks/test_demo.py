@@ -13,7 +13,6 @@ import llama_program
 import pytest
 
 import polyspec_ext as ps
-from benchmarks import demo
 from benchmarks.__main__ import main
 from polyspec_ext import tiny
 
@@ -44,15 +43,12 @@ def test_demo_json(capsys: pytest.CaptureFixture[str]) -> None:
     rows = table["configurations"]
     assert len(rows) == 5
     assert [len(row["window"]) for row in rows[3:]] == [1, 2]
-    theirs = next(row for row in rows if row["label"] == demo.GENERATE)
-    assert theirs["ratio_to_generate"] == 1.0
     # Ratios are over the fastest of the ways to decode plainly.
     alone = [row for row in rows if row["label"].startswith("plain decoding")]
     assert len(alone) == 3
     best = max(alone, key=lambda row: row["tokens_per_second"])
     assert table["fastest_plain"] == best["label"]
     assert max(row["ratio"] for row in alone) == best["ratio"] == 1.0
-    assert max(row["decoding_ratio"] for row in alone if row is not theirs) == 1.0
     for row in rows:
         assert row["tokens_per_second"] > 0
         assert row["lossless"]
@@ -79,7 +75,6 @@ def test_demo_streams_an_answer_and_prints_a_table(
     assert "loading" in loading
     assert "choosing" in choosing
     assert "measuring 5 configurations: 2 questions" in measuring
-    assert "the fastest" in table
     shown = " ".join(out.split())
     assert f"load average {load:.1f} before" in shown
     assert ("times may be too long, and ratios uncertain" in shown) == busy

@@ -96,12 +96,7 @@ def test_a_run(tmp_path: Path, questions: Path, capsys: pytest.CaptureFixture[st
     assert {one["name"] for one in facts["models"]} == {"target", "drafter"}
     assert facts["weight_bytes"]["target"] > facts["weight_bytes"]["drafter"] > 1e6
     assert facts["copy_bandwidth_bytes_per_second"] > 1e8
-    (spent,) = facts["seconds"]
-    assert list(spent) == ["models", "W4 copy", "warm-up", "turns"]
-    measured = sum(turn["seconds"] for turn in turns)
-    assert measured < spent["turns"] < 2 * measured + 1
-    text = (folder / "report.md").read_text()
-    assert f"models {spent['models']:.0f} s, " in text
+    assert (folder / "report.md").is_file()
     # Every turn of every question and method once, the baseline before the others.
     assert len({record.key_of(turn) for turn in turns}) == len(turns) == TURNS * len(KEYS)
     assert [turn["method"] for turn in turns[:: len(KEYS)]] == ["plain"] * TURNS
@@ -188,7 +183,7 @@ def test_a_killed_run_goes_on(
         (record.key_of(turn), turn["tokens"]) for turn in before
     ]
     facts = record.read_facts(folder)
-    assert (len(facts["continued"]), len(facts["seconds"])) == (1, 2)
+    assert len(facts["continued"]) == 1
     # A finished run has nothing left to do, also without the end of its last line.
     text = file.read_text()
     file.write_text(text.rstrip("\n"))
@@ -196,17 +191,6 @@ def test_a_killed_run_goes_on(
     assert main(command(folder, questions)) == 0
     assert len(called) == warm_up
     assert file.read_text() == text
-
-
-@pytest.mark.parametrize(
-    ("lines", "wrong"),
-    [("{}\n", "line 1: expected a turn"), ("LINE\nLINE\n", "line 2: expected .* once")],
-)
-def test_lines_that_are_no_turns(tmp_path: Path, lines: str, wrong: str) -> None:
-    turn = {"question_id": 1, "turn": 0, "method": "plain", "status": "ok"}
-    (tmp_path / record.TURNS).write_text(lines.replace("LINE", json.dumps(turn)))
-    with pytest.raises(ValueError, match=wrong):
-        record.read_turns(tmp_path)
 
 
 @pytest.mark.usefixtures("bare")
