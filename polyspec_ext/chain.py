@@ -827,14 +827,13 @@ def _require_another(name: str, thing: object, above: Sequence[object]) -> None:
 
 
 def _warn_of_order(names: Sequence[str], levels: Sequence[object]) -> None:
-    """Warn of a level that is larger than the level above it: the target may not be first."""
-    sizes = [num_parameters(level) for level in levels]
-    for number in range(1, len(levels)):
-        above, size = sizes[number - 1], sizes[number]
-        if above is not None and size is not None and size > above:
+    """Warn of a level that is larger than the first: the target may not be first."""
+    target, *below = (num_parameters(level) for level in levels)
+    for number, size in enumerate(below, 1):
+        if target is not None and size is not None and size > target:
             warnings.warn(
-                f"levels[{number}]: expected no more parameters than the level above it has, given "
-                f"{names[number]} with {size} below {names[number - 1]} with {above}; the target, "
+                f"levels[{number}]: expected no more parameters than the target has, given "
+                f"{names[number]} with {size} below {names[0]} with {target}; the target, "
                 "whose distribution the chain keeps, comes first",
                 stacklevel=3,
             )

@@ -81,7 +81,8 @@ class Output:
             f"  row {name}: {count} tokens, {ended}, seed {seed}"
             for name, (count, ended, seed) in self._rows()
         ]
-        return "\n".join([f"Output of {len(rows)} rows", *rows, repr(self.stats)])
+        size = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+        return "\n".join([f"Output of {size}", *rows, repr(self.stats)])
 
     def _repr_html_(self) -> str:
         heads = ("new tokens", "ended by", "seed")

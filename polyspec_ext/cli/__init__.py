@@ -76,7 +76,7 @@ def add_chat(sub: argparse.ArgumentParser) -> None:
     in the caches are not read again. Turns for which the context has no room are left out, the
     oldest first."""
     options.share(sub, "--system", "--verbose", "--show-levels")
-    text = "a table of every level's work and acceptance behind each answer, instead of a line"
+    text = "a table of every level's work and acceptance after each answer, instead of a line"
     options.add_flag(sub, "--stats", text)
     options.add_chain_options(sub)
     options.add_sampling_options(sub)

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.prompt and (args.raw or not has_template(tokenizer)):
         questions = [tiny.prompt_of(q) for q in questions]  # with "Answer:" to complete
     prompts = [prompt_of_text(tokenizer, text, raw=args.raw).input_ids for text in questions]
-    progress.phase(f"planning, for up to {args.seconds:g} s")
+    progress.phase(f"planning: {args.seconds:g} s of measurements, more with large models")
     planned = plan(
         levels,
         prompts,

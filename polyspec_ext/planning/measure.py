@@ -41,6 +41,7 @@ MOST = 16  # tokens of a draft
 MOST_ABOVE = 2 * (MOST + 1)  # the largest window of a level above the lowest
 LEAST = 4  # rounds of a call that is cut short
 _REPEATS = 2  # of every call, if there is time
+_BOUNDS = 2  # turns of `measure` that run however long they take: largest and smallest windows
 _WARMING = 0.25  # share of the time for untimed calls
 _TIMED = 0.6  # share of the time for timed calls; the rest is for texts of further prompts
 _ALIKE = 64  # rounds at which a chain's trial weighs as much as the mean of all trials
@@ -339,31 +340,42 @@ class Runner:
     ) -> list[list[Call]]:
         """Run all prompts `repeats` times with each setting, and return the calls by setting.
 
-        Chains take turns, so that a change in the machine's load affects all of them. No call
-        begins after `limit` seconds, and a call that takes longer than its setting's share of
-        `limit` is cut short.
+        Chains take turns, so that a change in the machine's load affects all of them. Once
+        `limit` seconds are over, no turn begins after the first (with `every` the second), and no
+        chain is warmed up whose elements are. A call that takes longer than its setting's share
+        of `limit` is cut short. A bar counts the calls.
 
         Args:
             every: > 1: the first setting is never cut short, and at each prompt only every
-                `every`-th of the other settings runs, in at least `every` turns.
+                `every`-th of the other settings runs; without a call are those whose turn has not
+                begun.
         """
         chains = [setting.chain(self.parts) for setting in settings]
-        share = limit / len(settings)
-        for chain in chains:
-            self.call(chain, 0, _WARMING * share, max_new_tokens=16)
+        share, turns = limit / len(settings), max(repeats * len(self.groups), every)
         calls: list[list[Call]] = [[] for _ in chains]
-        start = time.perf_counter()
-        for turn in range(max(repeats * len(self.groups), every)):
-            over = turn > 0 and time.perf_counter() - start > limit
-            if over and turn >= every:
-                break
-            for first in range(len(chains)):
-                at = (first + turn) % len(chains)
-                # The first setting has already run when the time is over.
-                if every > 1 and (over if at == 0 else at % every != turn % every):
-                    continue
-                call_limit = share if at > 0 or every == 1 else float("inf")
-                calls[at].append(self.call(chains[at], turn, call_limit))
+        warm: set[tuple[int, ...]] = set()
+        total = len(chains) + turns * -(-len(chains) // every)
+        with progress.bar(total=total, desc="measuring", unit="call", leave=False) as shown:
+            start = time.perf_counter()
+            for setting, chain in zip(settings, chains, strict=True):
+                over = time.perf_counter() - start > _WARMING * limit
+                if not over or setting.parts not in warm:
+                    self.call(chain, 0, _WARMING * share, max_new_tokens=16)
+                    warm.add(setting.parts)
+                shown.update()
+            start = time.perf_counter()
+            for turn in range(turns):
+                over = turn > 0 and time.perf_counter() - start > limit
+                if over and turn >= min(every, _BOUNDS):
+                    break
+                for first in range(len(chains)):
+                    at = (first + turn) % len(chains)
+                    # The first setting has already run when the time is over.
+                    if every > 1 and (over if at == 0 else at % every != turn % every):
+                        continue
+                    call_limit = share if at > 0 or every == 1 else float("inf")
+                    calls[at].append(self.call(chains[at], turn, call_limit))
+                    shown.update()
         return calls
 
     def call(self, chain: Chain, turn: int, limit: float, **options: Any) -> Call:
@@ -577,9 +589,9 @@ def measure(
     Args:
         parts: target first, in order of falling cost, drafters last.
         prompts: token ids.
-        limit: seconds; only a single long call exceeds them. If time is short, further prompts are
-            continued once, by the fastest chain: the target's texts have the same distribution
-            with any chain.
+        limit: seconds. Slow chains exceed them: of each the largest and the smallest window run
+            for `LEAST` rounds. If time is short, further prompts are continued once, by the fastest
+            chain: the target's texts have the same distribution with any chain.
 
     Raises:
         ValueError: the texts are too short to time the levels.
@@ -587,6 +599,8 @@ def measure(
     began = time.perf_counter()
     runner, settings = Runner(parts, prompts, request), timed_settings(parts)
     ran = runner.run(settings, _REPEATS, _TIMED * limit, len(WINDOWS))
+    settings = [setting for setting, calls in zip(settings, ran, strict=True) if calls]
+    ran = [calls for calls in ran if calls]
     groups, texts = runner.groups, ran[0][: len(runner.groups)]  # of the target alone
     rates = [merged(calls).tokens_per_second for calls in ran]
     fastest = settings[int(np.nanargmax(rates))].chain(parts)

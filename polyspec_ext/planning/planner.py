@@ -472,7 +472,7 @@ def plan(
             torch's generator.
         batch: prompts per call. The rows of a call share every step and wait for each other.
         pack: as for `Chain`.
-        seconds: time for measurements; the search takes a few seconds more.
+        seconds: time for measurements; slow chains and the search take more.
         verify: also run the recommendation, the runners-up and the target alone, and recommend
             the fastest.
         repeats: repetitions of the runs of `verify`.
@@ -501,7 +501,7 @@ def plan(
     parts = in_order(parts)
     processor.note_load()
     names = ", ".join(element.name for element in parts)
-    progress.note(f"plan: measuring {names}, for up to {_MEASURING * seconds:.0f} s")
+    progress.note(f"plan: measuring {names}")
     measured = measure(parts, rows, request, limit=_MEASURING * seconds)
     ranked = candidates(measured, parts)
     progress.note(f"plan: trying the fastest of {len(ranked)} chains")
