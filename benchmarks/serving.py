@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from benchmarks.engines import LlamaServer
 from benchmarks.measuring import Request, chain_call, compared, is_lossless, verdict
 from benchmarks.methods import WORDS, load_level
 from benchmarks.questions import Conversation
+from benchmarks.vllm_engine import OF_VLLM, VLLM, VllmEngine, ways
 from polyspec_ext import processor, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
@@ -37,7 +39,7 @@ from polyspec_ext.serving import Server
 
 PLAIN, CHAIN, POLICY, BATCHES = "plain", "chain", "policy", "generate"
 TRANSFORMERS, LLAMA, LLAMA_DRAFTS = "transformers", "llama.cpp", "llama.cpp-drafts"
-METHODS = (PLAIN, CHAIN, POLICY, BATCHES, TRANSFORMERS, LLAMA, LLAMA_DRAFTS)
+METHODS = (PLAIN, CHAIN, POLICY, BATCHES, TRANSFORMERS, LLAMA, LLAMA_DRAFTS, *OF_VLLM)
 _WARM_UP = 8  # tokens
 _DRAFTS = 64  # tokens by which other servers may run ahead
 _POLICY = "joint"
@@ -230,6 +232,18 @@ def by_llama(server: LlamaServer, load: Load) -> Iterator[Service]:
         yield Service(add, step)
 
 
+@contextlib.contextmanager
+def by_vllm(engine: VllmEngine, load: Load) -> Iterator[Service]:
+    """Ask vLLM in its process."""
+
+    def add(ask: Ask) -> str:
+        sampling = {"max_tokens": load.max_new_tokens, "temperature": load.temperature}
+        engine.ask(key=str(ask.number), prompt=ask.prompt, seed=ask.number, **sampling)
+        return str(ask.number)
+
+    yield Service(add, lambda: engine.ask()["arrivals"])
+
+
 class Method(NamedTuple):
     """A serving method."""
 
@@ -311,6 +325,8 @@ OPTIONS: tuple[Any, ...] = (
     ("--gguf", options.words, [], "FILE[,FILE]", "target and draft for llama.cpp's server; without "
      "a draft its own speculation is --spec-default"),
     ("--llama-server", options.file, None, "PROGRAM", "of make llama-server"),
+    ("--vllm", options.file, None, "PYTHON", "of an environment that has vLLM and this package, as "
+     "make test-vllm makes it. All engines start at once"),
     ("--clients", options.COUNTS, [1, 4, 8, 16], "N,...", "at a time"),
     ("--temperatures", options.TEMPERATURES, [0.0, 0.8], "T,...", ""),
     ("--per-client", options.COUNT, 2, "N", "questions that each client asks, of these"),
@@ -330,13 +346,12 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     before = processor.load_average()
     source = args.target or tiny.path("target")
     drafts = args.draft or [tiny.path("drafter") if args.target is None else "prompt-lookup"]
-    target = load_level(source, name="--target")
-    if not isinstance(target, HuggingFaceLevel):
-        raise ValueError(f"--target: expected a causal language model, given {source}")
-    levels: list[Any] = [target]
-    for draft in drafts:  # each chain has a separate drafter
-        named = draft in WORDS
+    apart = bool(args.methods) and set(args.methods) <= {*OF_VLLM}  # memory is for vLLM alone
+    levels = [_outline(source) if apart else load_level(source, name="--target")]
+    for draft in drafts:
+        named = apart or draft in WORDS  # each chain has a separate drafter
         levels.append(draft if named else load_level(draft, name="--draft", above=levels))
+    target = levels[0]
     template = questions.AUTO if args.target else "tiny"
     room = min(_PROMPT, (target.max_length or 1 << 30) - args.max_new_tokens)
     talk = Conversation(tokenizer_at(original(source)), template, room)
@@ -364,17 +379,20 @@ def _methods(
     args: argparse.Namespace, levels: Sequence[Any], stack: contextlib.ExitStack, servers: list[Any]
 ) -> list[Method]:
     target, room = levels[0], _PROMPT + args.max_new_tokens
-    chain, serve = Chain(levels, args.window), by_server
-    by_policy = Chain(levels, args.window, policy=_POLICY)
-    continuous = partial(by_transformers, target.model, target.eos_token_ids, room)
-    every = [
-        Method(PLAIN, "Server, speculation=False", partial(serve, chain, speculation=False)),
-        Method(CHAIN, "Server", partial(serve, chain)),
-        Method(POLICY, f"Server, {_POLICY} policy", partial(serve, by_policy)),
-        Method(BATCHES, "Chain.generate, batches of 8", partial(by_batches, chain)),
-        Method(TRANSFORMERS, "transformers, continuous batching", continuous, ours=False),
-    ]
+    every: list[Method] = []
+    if isinstance(target, HuggingFaceLevel):
+        chain, serve = Chain(levels, args.window), by_server
+        by_policy = Chain(levels, args.window, policy=_POLICY)
+        continuous = partial(by_transformers, target.model, target.eos_token_ids, room)
+        every = [
+            Method(PLAIN, "Server, speculation=False", partial(serve, chain, speculation=False)),
+            Method(CHAIN, "Server", partial(serve, chain)),
+            Method(POLICY, f"Server, {_POLICY} policy", partial(serve, by_policy)),
+            Method(BATCHES, "Chain.generate, batches of 8", partial(by_batches, chain)),
+            Method(TRANSFORMERS, "transformers, continuous batching", continuous, ours=False),
+        ]
     known = [method.name for method in every] + [LLAMA, LLAMA_DRAFTS] * bool(args.gguf)
+    known += [*OF_VLLM] * bool(args.vllm)
     chosen = args.methods or known
     if unknown := [name for name in chosen if name not in known]:
         every_name, wrong = ", ".join(known), ", ".join(unknown)
@@ -391,7 +409,32 @@ def _methods(
             stack.callback(server.close)
             servers.append(server)
             every.append(Method(name, label, partial(by_llama, server), LLAMA, ours=False))
+    if args.vllm:
+        source = str(original(args.target or tiny.path("target")))
+        dtype = str(target.model.dtype).removeprefix("torch.")
+        drafts = [str(path) for path in args.draft or [tiny.path("drafter"), "prompt-lookup"]]
+        common = {"max_num_seqs": max(args.clients), "max_model_len": room + _DRAFTS}
+        for key, (label, options) in ways(source, dtype, drafts, args.window, _POLICY).items():
+            if key in chosen:
+                engine = VllmEngine(args.vllm, common | options)
+                stack.callback(engine.close)
+                servers.append(engine)
+                every.append(Method(key, label, partial(by_vllm, engine), VLLM, ours=False))
     return [method for method in every if method.name in chosen]
+
+
+def _outline(source: str | Path) -> Any:
+    """Return context, EOS ids and dtype of a target that other engines load."""
+    from transformers import AutoConfig, GenerationConfig
+
+    config, ends = AutoConfig.from_pretrained(source), GenerationConfig.from_pretrained(source)
+    eos = ends.eos_token_id
+    return SimpleNamespace(
+        name=str(source),
+        max_length=config.max_position_embeddings,
+        eos_token_ids=[eos] if isinstance(eos, int) else eos,
+        model=SimpleNamespace(dtype=config.dtype),
+    )
 
 
 def _measure(

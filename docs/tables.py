@@ -614,8 +614,7 @@ def shipped_heads() -> Lines:
 def clients(name: str) -> Lines:
     """Servers under loads of several clients."""
     file, options = SERVING[name]
-    bench = "bench" if _VLLM in options else "python -m benchmarks"  # of those commits
-    command = f"`{bench} serving {options}`; `docs/results/{file}`."
+    command = f"`python -m benchmarks serving {options}`; `docs/results/{file}`."
     return [command, "", *serving.markdown(result(file)).splitlines()]
 
 

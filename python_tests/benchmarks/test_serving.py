@@ -72,7 +72,7 @@ def test_every_method_answers_at_every_load(
     """Our texts are plain decoding's, with any other servers; every method has the same questions,
     limits and ends."""
     files = ["--gguf", f"{stand_in},{stand_in}", "--llama-server", str(stand_in)]
-    methods = serving.METHODS
+    methods = [name for name in serving.METHODS if name not in serving.OF_VLLM]
     every = ["--methods", ",".join(methods)]
     found = report(capsys, *TINY, *files, *every, "--temperatures", "0,0.8")
     rows = found["rows"]

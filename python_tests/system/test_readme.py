@@ -137,6 +137,7 @@ STAND_INS = {
     "DIR": tiny.path("target"),
     "build/llama/program/polyspec_llama": Path(__file__),
     "build/llama/server/bin/llama-server": Path(__file__),
+    "build/vllm/bin/python": Path(__file__),
 }
 
 
