@@ -161,7 +161,7 @@ class HostReport:
     @property
     def kept(self) -> list[list[int]]: ...
     @property
-    def slots(self) -> npt.NDArray[np.int64]: ...
+    def appended(self) -> npt.NDArray[np.int64]: ...
     @property
     def status(self) -> int: ...
 
@@ -178,7 +178,6 @@ class HostRounds:
         tokens: npt.NDArray[np.int64],
         counts: npt.NDArray[np.int64] | None,
         status: npt.NDArray[np.int32] | None,
-        padding: int,
         ends: bool = True,
     ) -> HostReport: ...
 

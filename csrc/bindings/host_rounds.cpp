@@ -52,7 +52,7 @@ struct HostReport {
   std::vector<std::vector<int64_t>> kept;  // [n, b]
   std::vector<int32_t> cut;                // levels with more cached in some row
   int64_t status = 0;                      // bits of all entries
-  Array<int64_t> slots;                    // [b, w]
+  Array<int64_t> appended;                 // [2, b]
 };
 
 class HostRounds {
@@ -147,7 +147,7 @@ class HostRounds {
 
   HostReport report(const HostStep& step, const Array<int64_t>& tokens,
                     const std::optional<Array<int64_t>>& counts,
-                    const std::optional<Array<int32_t>>& status, int64_t padding, bool ends) {
+                    const std::optional<Array<int32_t>>& status, bool ends) {
     const int64_t b = batch();
     if (step.number != due_number_)
       throw std::invalid_argument("step: expected the one that `next` of this object gave last");
@@ -170,10 +170,9 @@ class HostRounds {
     report.status = status ? status->data() : none_.data();
     report.num_eos = ends ? eos_.shape(1) : 0;
     report.eos = eos_.data();
-    report.padding = padding;
     HostReport made;
-    made.slots = Array<int64_t>({b, width});
-    report.slots = made.slots.mutable_data();
+    made.appended = Array<int64_t>({int64_t{2}, b});
+    report.appended = made.appended.mutable_data();
     std::vector<std::vector<int64_t>> held = cached();
     for (int64_t row = 0; row < b; ++row) held[step.level - 1][row] += step.counts[row];
     require(polyspec::schedule_report(report));
@@ -256,13 +255,13 @@ void bind_host_rounds(py::module_& m) {
   py::class_<HostReport>(m, "HostReport",
                          "What a step has brought: `entries` of the log by row, `kept` tokens that "
                          "each level's cache may keep [n, B], `cut` the levels from the step's own "
-                         "downwards whose cache holds more, `slots` [B, W] int64, and `status` "
+                         "downwards whose cache holds more, `appended` [2, B] int64, and `status` "
                          "the bits of all entries.")
       .def_readonly("entries", &HostReport::entries)
       .def_readonly("cut", &HostReport::cut)
       .def_readonly("kept", &HostReport::kept)
       .def_readonly("status", &HostReport::status)
-      .def_readonly("slots", &HostReport::slots);
+      .def_readonly("appended", &HostReport::appended);
 
   py::class_<HostRounds>(m, "HostRounds", "State rows in the host's memory, which it refers to.")
       .def(py::init<RoundShape, Array<int64_t>, Array<int64_t>>(), py::arg("shape"),
@@ -274,7 +273,7 @@ void bind_host_rounds(py::module_& m) {
            "The step to do now: a draft, or the deepest verification that is due; None: all rows "
            "are complete.")
       .def("report", &HostRounds::report, py::arg("step"), py::arg("tokens"), py::arg("counts"),
-           py::arg("status"), py::arg("padding"), py::arg("ends") = true,
+           py::arg("status"), py::arg("ends") = true,
            "See `ops.schedule.report`, of the step that `next` gave last; `status` None: nothing "
            "went wrong; `ends` False: no token "
            "ends a text. The log is empty then.");

@@ -1,9 +1,6 @@
 // The operators of polyspec/round_state.hpp for torch's dispatcher, on the LibTorch stable ABI
 // (target 2.11).
-#include <algorithm>
-#include <cstring>
 #include <tuple>
-#include <vector>
 
 #include "polyspec/round_state.hpp"
 #include "stable.hpp"
@@ -61,7 +58,7 @@ std::tuple<Tensor, Tensor, Tensor> schedule_next(const Tensor& state, int64_t le
 std::tuple<Tensor, Tensor> schedule_report(const Tensor& state, int64_t levels, int64_t steps,
                                            int64_t level, const Tensor& plan, const Tensor& tokens,
                                            const OptTensor& counts, const Tensor& status,
-                                           const Tensor& eos, int64_t padding) {
+                                           const Tensor& eos) {
   polyspec::ScheduleReportParams params;
   params.in = rounds(state, levels, steps);
   params.level = level_of(params.in, level);
@@ -80,80 +77,13 @@ std::tuple<Tensor, Tensor> schedule_report(const Tensor& state, int64_t levels, 
   } else {
     params.status = integers<int32_t>(status, "status", place, {batch, params.width});
   }
-  params.padding = padding;
   std::tuple<Tensor, Tensor> made{
-      empty(place, {batch, params.width}, aoti_torch_dtype_int64()),
+      empty(place, {2, batch}, aoti_torch_dtype_int64()),
       empty(place, {params.in.shape.levels, batch}, aoti_torch_dtype_int64())};
-  params.slots = words(std::get<0>(made));
+  params.appended = words(std::get<0>(made));
   params.kept = words(std::get<1>(made));
   run<1>(&polyspec::schedule_report, params, place);
   return made;
-}
-
-// Rows of a table [b, n, ...] that receive the rows of a block [b, w, ...]. Strides are of bytes.
-struct RowCopy {
-  const char* from;
-  char* into;
-  int64_t bytes, from_stride[2], into_stride[2];
-
-  RowCopy(const Tensor& block, const Tensor& table, int64_t element)
-      : from(static_cast<const char*>(block.const_data_ptr())),
-        into(static_cast<char*>(table.mutable_data_ptr())),
-        bytes(element * table.size(2)),
-        from_stride{element * block.stride(0), element * block.stride(1)},
-        into_stride{element * table.stride(0), element * table.stride(1)} {}
-
-  void row(int64_t b, int64_t w, int64_t slot) const {
-    std::memcpy(into + b * into_stride[0] + slot * into_stride[1],
-                from + b * from_stride[0] + w * from_stride[1], static_cast<size_t>(bytes));
-  }
-};
-
-// Rows that go to `padding`, which are most, are not copied.
-void put_rows(Tensor table, OptTensor statistics, const Tensor& rows,
-              const OptTensor& rows_statistics, const Tensor& slots, int64_t padding) {
-  STD_TORCH_CHECK(table.dim() == 3, "table: expected shape [B, N, V], got ", shape_name(table));
-  STD_TORCH_CHECK(slots.dim() == 2, "slots: expected shape [B, W], got ", shape_name(slots));
-  const Place place(table);
-  const int64_t batch = table.size(0), room = table.size(1), vocab = table.size(2);
-  struct Work {
-    std::vector<RowCopy> copies;
-    const int64_t* slots;
-    int64_t width, padding;
-  } work{{}, nullptr, slots.size(1), padding};
-  work.slots = integers<int64_t>(slots, "slots", place, {batch, work.width});
-  const bool wide = float_type(table, "table") == polyspec::DType::kFloat32;
-  expect(rows, "rows", place, {batch, work.width, vocab});
-  expect_dtype(rows, "rows", dtype_of(table));
-  expect_unit_stride(table, "table");
-  expect_unit_stride(rows, "rows");
-  work.copies.emplace_back(rows, table, wide ? sizeof(float) : sizeof(uint16_t));
-  STD_TORCH_CHECK(statistics.has_value() == rows_statistics.has_value(),
-                  "statistics: expected both or none, got one");
-  if (statistics.has_value()) {
-    integers<int64_t>(*statistics, "statistics", place, {batch, room, 2});
-    expect(*rows_statistics, "rows_statistics", place, {batch, work.width, 2});
-    expect_dtype(*rows_statistics, "rows_statistics", aoti_torch_dtype_int64());
-    expect_unit_stride(*rows_statistics, "rows_statistics");
-    work.copies.emplace_back(*rows_statistics, *statistics, sizeof(int64_t));
-  }
-  for (int64_t i = 0; i < batch * work.width; ++i) {
-    const int64_t slot = work.slots[i];
-    STD_TORCH_CHECK(slot == padding || (slot >= 0 && slot < room), "slots: expected 0 to ",
-                    room - 1, ", got ", slot);
-  }
-  const auto range = [](int64_t begin, int64_t end, void* opaque) {
-    const Work& mine = *static_cast<const Work*>(opaque);
-    for (int64_t i = begin; i < end; ++i) {
-      if (mine.slots[i] == mine.padding) continue;
-      for (const RowCopy& copy : mine.copies) {
-        copy.row(i / mine.width, i % mine.width, mine.slots[i]);
-      }
-    }
-  };
-  constexpr int64_t kGrain = 1 << 17;  // entries that are worth a separate thread
-  const int64_t grain = 1 + kGrain / std::max<int64_t>(vocab, 1);
-  TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, batch * work.width, grain, range, &work));
 }
 
 }  // namespace
@@ -164,15 +94,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
       "(Tensor input_ids, Tensor plan, Tensor pending)");
   m.def(
       "schedule_report(Tensor(a!) state, int levels, int steps, int level, Tensor plan, Tensor "
-      "tokens, Tensor? counts, Tensor status, Tensor eos, int padding) -> (Tensor slots, Tensor "
-      "kept)");
-  m.def(
-      "put_rows(Tensor(a!) table, Tensor(b!)? statistics, Tensor rows, Tensor? rows_statistics, "
-      "Tensor slots, int padding) -> ()");
+      "tokens, Tensor? counts, Tensor status, Tensor eos) -> (Tensor appended, Tensor kept)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
-  m.impl("put_rows", TORCH_BOX(&put_rows));
   m.impl("schedule_next", TORCH_BOX(&schedule_next));
   m.impl("schedule_report", TORCH_BOX(&schedule_report));
 }

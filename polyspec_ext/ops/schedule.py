@@ -72,7 +72,6 @@ def report(
     counts: Tensor | None,
     status: Tensor,
     eos: Tensor,
-    padding: int,
 ) -> _Two:
     """Enter the results of a step of `level` into `state`, in place.
 
@@ -83,16 +82,13 @@ def report(
             requested number of draft tokens.
         status: ``[B]`` int32 of a verification, ``[B, W]`` of a draft's tokens.
         eos: ``[B, E]`` int64, ids that end a row's text, padded with -1.
-        padding: slot of tokens that are not pending.
 
     Returns:
-        slots ``[B, W]`` int64, the index of each emitted token among the pending tokens of the
-        level above (tail tokens: of the target), else `padding`; and kept ``[n, B]`` int64, the
-        maximum valid length of each level's cache.
+        appended ``[2, B]`` int64, how many tokens were pending for the level above (for tail tokens
+        the target), and how many emitted tokens follow them; and kept ``[n, B]`` int64, the maximum
+        valid length of each level's cache.
     """
-    return _report(
-        state, shape.levels, shape.steps, level, plan, tokens, counts, status, eos, padding
-    )
+    return _report(state, shape.levels, shape.steps, level, plan, tokens, counts, status, eos)
 
 
 @_fake("polyspec::schedule_next")
@@ -104,5 +100,5 @@ def _(state: Tensor, *numbers: int) -> _Three:
 
 @_fake("polyspec::schedule_report")
 def _(*arguments: Any) -> _Two:
-    state, levels, _, _, _, tokens, *_ = arguments
-    return state.new_empty(tokens.shape), state.new_empty(levels, state.shape[0])
+    state, levels, *_ = arguments
+    return state.new_empty(2, state.shape[0]), state.new_empty(levels, state.shape[0])

@@ -1,5 +1,5 @@
 """The operators ``sample``, ``verify`` and ``verify_tree`` as functions over torch tensors, for
-users and for a chain; and ``draw`` and ``put_rows``, of a chain alone.
+users and for a chain; and ``draw``, of a chain alone.
 
 The binding (csrc/bindings/torch_ops.cpp) checks shapes, strides, devices and data types; numbers
 are checked here. Nothing reads a tensor's value, so no call waits for the device;
@@ -27,7 +27,6 @@ Ids = int | Sequence[int] | Tensor
 _Operator = Callable[..., tuple[Tensor, ...]]
 _draw: Callable[..., Tensor] = torch.ops.polyspec.draw.default
 _sample: _Operator = torch.ops.polyspec.sample.default
-_put_rows = torch.ops.polyspec.put_rows.default
 _verify: _Operator = torch.ops.polyspec.verify.default
 _verify_tree: _Operator = torch.ops.polyspec.verify_tree.default
 _UNCUT = None, INT64_MAX, None
@@ -318,34 +317,6 @@ def draw(
         )  # fmt: skip
     except RuntimeError as error:
         raise typed(error, "logits", logits) from None
-
-
-def put_rows(
-    table: Tensor,
-    statistics: Tensor | None,
-    rows: Tensor,
-    rows_statistics: Tensor | None,
-    slots: Tensor,
-    padding: int,
-) -> None:
-    """Copy rows of a block to their slots in a table, with their statistics.
-
-    Args:
-        table: ``[B, N, V]``.
-        statistics: ``[B, N, 2]`` int64; None: not kept.
-        rows: ``[B, W, V]``, in the table's dtype.
-        rows_statistics: ``[B, W, 2]`` int64, with `statistics`.
-        slots: ``[B, W]`` int64 in ``[0, N)``; distinct in a row, but for `padding`.
-        padding: slot of rows to discard; its contents afterwards are undefined.
-    """
-    if table.device.type == "cpu":
-        _put_rows(table, statistics, rows, rows_statistics, slots, padding)
-        return
-    at = torch.arange(len(table), device=slots.device)[:, None], slots
-    table.index_put_(at, rows)
-    if statistics is not None:
-        assert rows_statistics is not None
-        statistics.index_put_(at, rows_statistics)
 
 
 @overload
@@ -660,4 +631,3 @@ _fake("sample", _sampled)
 _fake("verify", _verified)
 _fake("verify_tree", _verified_tree)
 _fake("draw", lambda logits, *_: logits.new_empty((len(logits), 1), dtype=torch.int64))
-_fake("put_rows", lambda *_: None)

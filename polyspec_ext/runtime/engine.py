@@ -456,9 +456,8 @@ class Engine:
         if rows.hidden is not None and states is not None and drafts:
             rows.hidden.forget(plan.part, list(map(_ENDED, self.slots)), states.counts)
         tree = rows.pending.tree
-        padding = rows.pending.padding(1) if step.tail and inputs.wants_rows else None
         report = rows.state.report(
-            step, block.tokens, block.counts, block.status, padding, ends=tree is None
+            step, block.tokens, block.counts, block.status, ends=tree is None
         )
         if report.status & ERROR_BITS:
             self._require_distributions(self._count, report.entries)
@@ -508,8 +507,8 @@ class Engine:
         pending, id_map = self._rows.pending, self.config.id_maps[-1]
         pending.tables[self._count - 1] = block.rows
         if step.tail:
-            assert report.slots is not None
-            pending.append_tail(block.tokens, block.rows, report.slots, step.plan.of_tail, id_map)
+            of_tail = step.plan.of_tail
+            pending.append_tail(block.tokens, block.rows, report.appended, of_tail, id_map)
 
     def _sent(self, step: Step, device: torch.device) -> Step:
         assert self._passes is not None
@@ -638,16 +637,11 @@ class Engine:
         """Enter a verification in the state rows, append its rows for the level above, and cut the
         caches from the step's level downwards; for a tree keep the path, by level."""
         rows, number, pending = self._rows, step.level, self._rows.pending
-        sampled = number > 1 and not rows.parameters.greedy
-        padding = pending.padding(number - 1) if sampled else None
-        report = rows.state.report(
-            step, emitted.tokens, emitted.num_accepted, emitted.status, padding
-        )
+        report = rows.state.report(step, emitted.tokens, emitted.num_accepted, emitted.status)
         if report.status & ERROR_BITS:
             self._require_distributions(number, report.entries)
-        if padding is not None:
-            assert report.slots is not None
-            pending.append(number - 1, read.logits, statistics, report.slots, padding)
+        if number > 1 and not rows.parameters.greedy:
+            pending.append(number - 1, read.logits, statistics, report.appended)
         kept = _KEPT[step.host is None]
         if rows.hidden is not None:
             above = rows.state.read_by(1) if number > 1 and 1 in self._gives_hidden else None

@@ -410,7 +410,7 @@ class Queue:
         kind = "a draft" if draft else f"the verification of {self._config.names[level - 1]}"
         key: list[Hashable] = [level, step.most, step.tail, step.width, self._config.rule]
         if not rows.parameters.greedy and (step.tail or 1 < level < count):
-            key.append(rows.pending.padding(1 if draft else level - 1))
+            key.append(rows.pending.room(1 if draft else level - 1))
         memory = _memory(rows, level, step.tail, level in self._gives_hidden)
         return self._graphs.run(kind, [*key, memory, tuple(touched), *touched.values()], run)
 

@@ -19,8 +19,8 @@ from .. import rooms
 from ..drafters.base import RowBuffer
 from ..inputs import Request
 from ..ops import schedule
+from ..ops.decoder import append
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
-from ..ops.verification import put_rows
 from ..stats import LevelStats, Stats
 from ..tensors import IdMap, RowCounts, RowParameters, moved, on_device
 
@@ -130,13 +130,13 @@ class Step(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The effect of a step on the state rows: `slots`, the index ``[B, W]`` int64 of each emitted
-    token among the pending tokens of the level above (None: not requested); `kept`, the remaining
+    """The effect of a step on the state rows: `appended`, ``[2, B]`` int64, how many tokens were
+    pending for the level above, and how many emitted tokens follow them; `kept`, the remaining
     cached lengths by level, on the host or the device; `entries` by row, empty if the host does
     not read them (`status` is 0 then); and `cut`, the levels from the step's downwards with caches
     to truncate (None: unknown, all levels of the round)."""
 
-    slots: torch.Tensor | None
+    appended: torch.Tensor
     kept: Sequence[Sequence[int] | torch.Tensor]
     entries: Sequence[Entry] = ()
     cut: Sequence[int] | None = None
@@ -335,32 +335,29 @@ class StateRows:
         tokens: torch.Tensor,
         counts: torch.Tensor | None,
         status: torch.Tensor | None,
-        padding: int | None = None,
         ends: bool = True,
     ) -> Report:
         """Enter the tokens of a step (`schedule.report`), on any device if `next` returned the
-        step. `status` None: a draft without errors; `padding` None: return no slots; `ends`:
-        whether a token may end a text."""
+        step. `status` None: a draft without errors; `ends`: whether a token may end a text."""
         if step.host is None:
             if status is None:
                 status = torch.zeros_like(tokens, dtype=torch.int32)
             eos, level = self.eos if ends else self.eos[:, :0], step.level
-            slots, cached = schedule.report(
-                self.words, self.shape, level, step.table, tokens, counts, status, eos, padding or 0
+            appended, cached = schedule.report(
+                self.words, self.shape, level, step.table, tokens, counts, status, eos
             )
-            return Report(slots, cached.unbind())
+            return Report(appended, cached.unbind())
         result = self._host_rounds.report(
             step.host,
             tokens.cpu().numpy(),
             None if counts is None else counts.cpu().numpy(),
             None if status is None else status.cpu().numpy(),
-            padding or 0,
             ends,
         )
         entries = result.entries
         self.log.append(entries)
-        indices = None if padding is None else torch.from_numpy(result.slots)
-        return Report(indices, result.kept, entries, result.cut, result.status)
+        appended = torch.from_numpy(result.appended)
+        return Report(appended, result.kept, entries, result.cut, result.status)
 
 
 # ---- pending draft tokens ------------------------------------------------------------------------
@@ -403,44 +400,40 @@ class PendingRows:
             moved(logits, device), None if statistics is None else moved(statistics, device)
         )
 
-    def padding(self, level: int) -> int:
-        """Return the slot of rows without a token, after all slots of pending tokens."""
+    def room(self, level: int) -> int:
+        """Return how many rows the table of `level` has, or has to have."""
         most, rows = self.max_pending[level - 1], self.tables.get(level)
-        return most if rows is None else max(most, rows.logits.shape[1] - 1)
+        return most if rows is None else max(most, rows.logits.shape[1])
 
     def append(
         self,
         level: int,
         logits: torch.Tensor,
         statistics: torch.Tensor,
-        slots: torch.Tensor,
-        padding: int,
+        appended: torch.Tensor,
     ) -> None:
         """Append the rows from which level + 1 drew or accepted its emitted tokens, for `level` to
-        verify: logits ``[B, W, V]``, their statistics ``[B, W, 2]``, and slots ``[B, W]`` int64,
-        the index of each token among the pending tokens; `padding` for rows without a token."""
+        verify: logits ``[B, W, V]``, their statistics ``[B, W, 2]``, and `appended` of the
+        report."""
         (batch, _, vocab), device = logits.shape, logits.device
-        old = self.tables.get(level)
+        room, old = self.room(level), self.tables.get(level)
         # Windows may change: reuse a large enough table, whose address earlier graphs have.
         if (
             old is None
-            or old.logits.shape[1] <= padding
+            or old.logits.shape[1] < room
             or (*old.logits.shape[::2], old.logits.device) != (batch, vocab, device)
             or torch.promote_types(old.logits.dtype, logits.dtype) != old.logits.dtype
         ):
             # Zeros: the operator also reads rows without a token, which must be harmless.
-            zeros = statistics.new_zeros(batch, padding + 1, 2)
-            old = RowBuffer(logits.new_zeros(batch, padding + 1, vocab), zeros)
-            self.tables[level] = old
-        table, known = old
-        logits, slots = logits.to(table.dtype), slots.to(device)
-        put_rows(table, known, logits, statistics, slots, padding)
+            zeros = statistics.new_zeros(batch, room, 2)
+            self.tables[level] = old = RowBuffer(logits.new_zeros(batch, room, vocab), zeros)
+        _append_rows(old, logits, statistics, *appended.to(device).unbind())
 
     def append_tail(
         self,
         tokens: torch.Tensor,
         rows: RowBuffer | None,
-        slots: torch.Tensor,
+        appended: torch.Tensor,
         of_tail: torch.Tensor,
         id_map: IdMap,
     ) -> None:
@@ -451,8 +444,7 @@ class PendingRows:
         if table is None:  # no row has tokens pending for the target
             return
         width, vocab = tokens.shape[1], table.logits.shape[2]
-        device, padding = table.logits.device, table.logits.shape[1] - 1
-        slots = slots.where(of_tail[:, None] > 0, padding)
+        device = table.logits.device
         if rows is None:
             logits = table.logits.new_full((*tokens.shape, vocab), -float("inf"))
             ids = tokens.to(device).clamp_min(0)[..., None]
@@ -466,11 +458,29 @@ class PendingRows:
         dtype = torch.promote_types(table.logits.dtype, logits.dtype)
         if dtype != table.logits.dtype:  # promote, to round no logits
             table = self.tables[1] = RowBuffer(table.logits.to(dtype), table.statistics)
-        statistics = None if statistics is None else statistics[:, :width].to(device)
-        known = None if statistics is None else table.statistics
-        logits, slots = logits.to(dtype), slots.to(device)
-        put_rows(table.logits, known, logits, statistics, slots, padding)
         self.tail_has_statistics = self.tail_has_statistics and statistics is not None
+        if statistics is None:  # unread
+            statistics = of_tail.new_zeros(len(tokens), width, 2)
+        begins, counts = appended
+        counts = counts.minimum(of_tail)  # all of a draft's tokens, or none
+        statistics = statistics[:, :width].to(device)
+        _append_rows(table, logits, statistics, begins.to(device), counts.to(device))
+
+
+def _append_rows(
+    table: RowBuffer,
+    logits: torch.Tensor,
+    statistics: torch.Tensor,
+    begins: torch.Tensor,
+    counts: torch.Tensor,
+) -> None:
+    """Append the first ``counts[b]`` rows of logits ``[B, W, V]`` and statistics ``[B, W, 2]`` to
+    the first ``begins[b]`` rows of a table."""
+    into, known = table
+    assert known is not None
+    dtype = into.dtype  # bits are copied, whatever they are
+    old, new = known.view(dtype)[:, None], statistics.view(dtype)[:, None]
+    append(into[:, None], old, logits.to(dtype)[:, None], new, begins, counts)
 
 
 # ---- all rows ------------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ class Launches(NamedTuple):
 
 
 # With attention over up to 512 slots.
-FUSED = Launches(9, 6, 14, 23, 43, 32, 16)
-MOST = 20  # launches without the passes
+FUSED = Launches(9, 6, 14, 23, 41, 32, 16)
+MOST = 19  # launches without the passes
 CHAINS = {
     "target, draft": (["target", "draft"], [4]),
     "target, W4, draft": (["target", "W4", "draft"], [5, 3]),
@@ -37,7 +37,7 @@ CHAINS = {
     "target, EAGLE-3": (["target", "EAGLE-3"], [4]),
 }
 # The same of a tree: of a draft, of each of its levels but the first, and of its verification.
-TREE, TREE_LEVEL, TREE_VERIFIED = 91, 14, 62
+TREE, TREE_LEVEL, TREE_VERIFIED = 90, 14, 59
 TREES = {
     "target, tree": (["target", "tree"], [4]),
     "target, deeper tree": (["target", "tree"], [6]),
@@ -103,8 +103,8 @@ class Followed(NamedTuple):
 # below. A copy needs the lengths of its cache's owner, and a chain of a head a read for each token.
 FOLLOWED = {
     "target, lookup": (["target", "lookup"], [4], Followed(1, 1, 1, 6)),
-    "target, draft, lookup": (["target", "draft", "lookup"], [5, 3], Followed(3, 3, 5, 24)),
-    "target, W4, lookup": (["target", "W4", "lookup"], [5, 3], Followed(3, 3, 8, 21)),
+    "target, draft, lookup": (["target", "draft", "lookup"], [5, 3], Followed(3, 3, 5, 20)),
+    "target, W4, lookup": (["target", "W4", "lookup"], [5, 3], Followed(3, 3, 8, 17)),
     "target, EAGLE": (["target", "EAGLE"], [3], Followed(4, 6, 5, 26)),
     "target, tree": (["target", "tree"], [3], Followed(3, 3, 3, 13)),
 }

@@ -314,18 +314,19 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
             "exactness/test_one_screen.py::test_every_row_of_a_chain_is_that_of_the_one_screen",
         ),
         "runtime: rows of a verification lie a slot early": (
-            "        logits, slots = logits.to(table.dtype), slots.to(device)\n",
-            "        logits, slots = logits.to(table.dtype), slots.to(device).sub(1).clamp_min(0)\n",
+            "        _append_rows(old, logits, statistics, *appended.to(device).unbind())\n",
+            "        begins, counts = appended.to(device).unbind()\n"
+            "        _append_rows(old, logits, statistics, begins.sub(1).clamp_min(0), counts)\n",
             "exactness/test_law.py::test_the_law_is_the_targets[3, 2, [3, 2]-token-None]",
         ),
         "runtime: rows of a tail are in the place of the first": (
-            "        logits, slots = logits.to(dtype), slots.to(device)\n",
-            "        logits, slots = logits.to(dtype), (slots - slots.min()).to(device)\n",
+            "        begins, counts = appended\n",
+            "        begins, counts = appended[0] * 0, appended[1]\n",
             "exactness/test_law.py::test_the_law_is_the_targets[tail, [2, 1]-token-None]",
         ),
         "runtime: the target gets no rows of tails": (
-            "        put_rows(table.logits, known, logits, statistics, slots, padding)\n        self.tail_has_statistics = self.tail_has_statistics and statistics is not None\n",
-            "        self.tail_has_statistics = False\n",
+            "        counts = counts.minimum(of_tail)  # all of a draft's tokens, or none\n",
+            "        counts = counts * 0\n",
             "exactness/test_law.py::test_the_law_is_the_targets[tail, [2, 1]-token-None]",
         ),
     },
@@ -622,8 +623,8 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "polyspec_ext/ops/schedule.py": {
         "ops: a compiled report has levels and rows exchanged": (
-            "return state.new_empty(tokens.shape), state.new_empty(levels, state.shape[0])",
-            "return state.new_empty(tokens.shape), state.new_empty(state.shape[0], levels)",
+            "return state.new_empty(2, state.shape[0]), state.new_empty(levels, state.shape[0])",
+            "return state.new_empty(2, state.shape[0]), state.new_empty(state.shape[0], levels)",
             "ops/test_schedule.py::test_opcheck",
         ),
     },

@@ -1,4 +1,4 @@
-"""The operators of the engine alone, `draw` and `put_rows`, and their errors."""
+"""The operator of the engine alone, `draw`, and its errors."""
 
 from __future__ import annotations
 
@@ -37,18 +37,6 @@ def drawing(
         "status": torch.full((BATCH, WIDTH), -7, dtype=torch.int32, device=device),
         "rows": torch.full((BATCH, ROOM, VOCAB), -7.0, dtype=dtype, device=device),
         "statistics": torch.full((BATCH, ROOM, 2), -7, device=device),
-    }
-
-
-def placing(device: torch.device, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Return arguments of `put_rows`; slot 3 has no row."""
-    return {
-        "table": torch.randn(BATCH, ROOM, VOCAB, device=device).to(dtype),
-        "statistics": torch.randint(99, (BATCH, ROOM, 2), device=device),
-        "rows": torch.randn(BATCH, WIDTH, VOCAB, device=device).to(dtype),
-        "rows_statistics": torch.randint(99, (BATCH, WIDTH, 2), device=device),
-        "slots": torch.tensor([[0, 2], [3, 1], [3, 3]], device=device),
-        "padding": 3,
     }
 
 
@@ -138,79 +126,14 @@ def test_draws_that_are_refused(device: torch.device) -> None:
         assert (own["tokens"] == -7).all(), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("known", [True, False])
-def test_put_rows(dtype: torch.dtype, known: bool, device: torch.device) -> None:
-    own = placing(device, dtype)
-    if not known:
-        own |= {"statistics": None, "rows_statistics": None}
-    wanted = {name: None if own[name] is None else own[name].clone() for name in NAMES}
-    for b, slots in enumerate(own["slots"].tolist()):
-        for w, slot in enumerate(slots):
-            if slot != own["padding"]:
-                wanted["table"][b, slot] = own["rows"][b, w]
-                if known:
-                    wanted["statistics"][b, slot] = own["rows_statistics"][b, w]
-    verification.put_rows(**own)
-    for name, table in wanted.items():  # without unread tables
-        assert table is None or equal(own[name][:, :3], table[:, :3]), name
-
-
-def test_put_rows_of_a_large_vocabulary() -> None:
-    """By several threads, and in a table with gaps between rows."""
-    vocab, width = 150_000, 5
-    whole = torch.zeros(2, 6, vocab + 3)
-    table, rows = whole[..., :vocab], torch.randn(2, width, vocab)
-    slots = torch.tensor([[4, 0, 5, 2, 1], [5, 5, 3, 5, 0]])
-    verification.put_rows(table, None, rows, None, slots, 5)
-    wanted = torch.zeros_like(whole)
-    for b in range(2):
-        for w in range(width):
-            if slots[b, w] != 5:
-                wanted[b, slots[b, w], :vocab] = rows[b, w]
-    assert torch.equal(whole, wanted)
-
-
-NAMES = ("table", "statistics")
-PLACES: list[tuple[str, Any, str]] = [
-    ("table", lambda x: x[0], r"table: expected shape \[B, N, V\], got \[4, 70\]"),
-    ("table", lambda x: x.double(), "table: expected float32, bfloat16 or float16, got float64"),
-    ("rows", lambda x: x[:2], "rows: "),
-    ("rows", lambda x: x[..., 1:], "rows: "),
-    ("rows", lambda x: x.half(), "rows: expected float32, got float16"),
-    ("statistics", lambda _: None, "statistics: expected both or none, got one"),
-    ("statistics", lambda x: x[:, :2], "statistics: "),
-    ("rows_statistics", lambda x: x.int(), "rows_statistics: expected int64, got int32"),
-    ("rows_statistics", lambda x: x[:, :1], "rows_statistics: "),
-    ("slots", lambda x: x[0], r"slots: expected shape \[B, W\], got \[2\]"),
-    ("slots", lambda x: x.int(), "slots: expected int64, got int32"),
-    ("slots", lambda x: x + 2, "slots: expected 0 to 3, got 4"),
-    ("slots", lambda x: x - 4, "slots: expected 0 to 3, got -4"),
-]
-
-
-def test_rows_that_are_refused() -> None:
-    """On the CPU; elsewhere torch's operators check."""
-    own = placing(torch.device("cpu"))
-    before = own["table"].clone()
-    for name, change, error in PLACES:
-        with pytest.raises(RuntimeError, match=error):
-            verification.put_rows(**{**own, name: change(own[name])})
-        assert torch.equal(own["table"], before), name
-
-
 def test_opcheck(device: torch.device) -> None:
     own = drawing(device)
     named = (*own.pop("parameters"),)
     logits, *rest = own.values()
     torch.library.opcheck(torch.ops.polyspec.draw.default, (logits, *named, *rest))
-    place = tuple(placing(torch.device("cpu")).values())
-    torch.library.opcheck(torch.ops.polyspec.put_rows.default, place)
 
 
 def test_tensors_elsewhere_are_refused() -> None:
-    own, place = drawing(torch.device("cpu")), placing(torch.device("cpu"))
+    own = drawing(torch.device("cpu"))
     with pytest.raises(ValueError, match=r"^rounds: expected the logits' device cpu, given meta"):
         verification.draw(**{**own, "rounds": own["rounds"].to("meta")})
-    with pytest.raises(ValueError, match=r"^slots: expected the logits' device cpu, given meta"):
-        verification.put_rows(**{**place, "slots": place["slots"].to("meta")})

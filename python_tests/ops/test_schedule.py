@@ -34,18 +34,17 @@ def draft(state: torch.Tensor) -> tuple[torch.Tensor, ...]:
     tokens = torch.tensor([[1, 2]] * state.shape[0])
     status = torch.zeros(state.shape[0], 2, dtype=torch.int32)
     eos = torch.full((state.shape[0], 1), 9)
-    slots, kept = schedule.report(state, SHAPE, 3, table, tokens, None, status, eos, 2)
-    return input_ids, table, slots, kept
+    return input_ids, table, *schedule.report(state, SHAPE, 3, table, tokens, None, status, eos)
 
 
 def test_a_draft() -> None:
     state = rows(2)
     state[1, SHAPE.ROOM] = 0
-    input_ids, table, slots, kept = draft(state)
+    input_ids, table, appended, kept = draft(state)
     plan = Plan(*table.tolist())
     assert plan == Plan([1, 0], [1, 0], [0, 0], [2, 0], [3, 3], [0, 0], [0, 0])
     assert input_ids.tolist() == [[7, 0, 0], [0, 0, 0]]
-    assert slots.tolist() == [[0, 1], [2, 2]]
+    assert appended.tolist() == [[0, 0], [2, 0]]
     assert kept.tolist() == [[2, 2], [2, 2], [4, 2]]
     assert state[0, SHAPE.text_at : SHAPE.text_at + 5].tolist() == [5, 6, 7, 1, 2]
     log = state[:, SHAPE.log_at : SHAPE.log_at + SHAPE.PER_STEP].tolist()
@@ -59,7 +58,7 @@ def test_opcheck() -> None:
     tokens, status = torch.ones(2, 2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32)
     eos, counts = torch.full((2, 1), 9), torch.tensor([2, 1])
     for own in (None, counts):
-        call = (*form, 3, table, tokens, own, status, eos, 2)
+        call = (*form, 3, table, tokens, own, status, eos)
         torch.library.opcheck(torch.ops.polyspec.schedule_report, (state, *call))
 
 
@@ -110,9 +109,9 @@ def test_a_report_of_another_form_is_refused() -> None:
         ((table, tokens, None, status, eos.T), "eos: expected size 2"),
     ):
         with pytest.raises(RuntimeError, match=message):
-            schedule.report(state, SHAPE, 3, *arguments, 2)
+            schedule.report(state, SHAPE, 3, *arguments)
     with pytest.raises(RuntimeError, match="status: expected 1 dimensions"):
-        schedule.report(state, SHAPE, 2, table, tokens, counts, status, eos, 2)
+        schedule.report(state, SHAPE, 2, table, tokens, counts, status, eos)
     assert state.equal(before)
 
 
@@ -135,13 +134,13 @@ def test_a_step_is_reported_to_the_rows_it_is_of_and_once() -> None:
         other = others[0].next()
         assert other is not None
         with pytest.raises(ValueError, match="step: expected the one that `next` of this object"):
-            own.report(other, drafted(), None, None, 2)
+            own.report(other, drafted(), None, None)
     with pytest.raises(ValueError, match=r"tokens: expected shape \[2, W\]"):
-        own.report(step, drafted(3), None, None, 2)
+        own.report(step, drafted(3), None, None)
     assert (words == before).all()
-    own.report(step, drafted(), None, None, 2)
+    own.report(step, drafted(), None, None)
     with pytest.raises(ValueError, match="step: expected"):
-        own.report(step, drafted(), None, None, 2)
+        own.report(step, drafted(), None, None)
 
 
 @pytest.mark.parametrize(

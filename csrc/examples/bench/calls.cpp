@@ -216,7 +216,7 @@ struct Cache {
 // State rows of a chain of two levels, each before its first draft.
 struct Rounds {
   polyspec::RoundParams in;
-  std::vector<int64_t> fresh, state, due, input_ids, plan, tokens, slots;
+  std::vector<int64_t> fresh, state, due, input_ids, plan, tokens, appended;
   std::vector<int32_t> status;
 
   Rounds(int64_t batch, int64_t draft_len) {
@@ -239,7 +239,7 @@ struct Rounds {
     input_ids.resize(size(8));
     plan.resize(size(polyspec::kPlanRows));
     tokens.assign(size(draft_len), 3);
-    slots.resize(size(draft_len));
+    appended.resize(size(2));
     status.assign(size(draft_len), 0);
   }
 
@@ -264,7 +264,7 @@ struct Rounds {
     report.width = draft_len;
     report.tokens = tokens.data();
     report.status = status.data();
-    report.slots = slots.data();
+    report.appended = appended.data();
     require(polyspec::schedule_report(report));
   }
 };

@@ -386,7 +386,7 @@ static void schedule_rows() {
   row[RoundShape::kRoom] = 16;
   row[static_cast<size_t>(shape.level_at(1) + RoundShape::kWindow)] = 3;
   const polyspec::RoundParams in{shape, 1, row.data()};
-  int64_t due[2], ids[4], plan[polyspec::kPlanRows], slots[3];
+  int64_t due[2], ids[4], plan[polyspec::kPlanRows], appended[2];
   run(polyspec::schedule_due({in, due}));
   run(polyspec::schedule_next({in, static_cast<int32_t>(due[0]), 4, ids, plan}));
 
@@ -399,7 +399,7 @@ static void schedule_rows() {
   report.width = 3;
   report.tokens = drafted;
   report.status = status;
-  report.slots = slots;
+  report.appended = appended;
   run(polyspec::schedule_report(report));
 }
 

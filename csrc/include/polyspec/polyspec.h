@@ -759,8 +759,8 @@ typedef struct polyspec_schedule_report_params {
   const int32_t* status; /* [b] of the verification, [b, w] of the draft's tokens */
   int64_t num_eos;       /* e >= 0 */
   const int64_t* eos;    /* [b, e] ids that end a row's text; -1 is none */
-  int64_t* slots;        /* [b, w] out; indices among the tokens pending for the level above */
-  int64_t padding;       /* the value in `slots` for other tokens */
+  int64_t* appended;     /* [2, b] out; tokens that were pending for the level above, and how many
+                            follow them */
   int64_t* kept;         /* [n, b] out, or NULL; tokens that each level's cache may keep */
 } polyspec_schedule_report_params;
 

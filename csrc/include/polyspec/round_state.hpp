@@ -111,10 +111,9 @@ struct ScheduleReportParams {
   const int32_t* status = nullptr;  // [b] of the verification, [b, w] of the draft's tokens
   int64_t num_eos = 0;              // e >= 0
   const int64_t* eos = nullptr;     // [b, e] ids that end a row's text; -1 is none
-  // [b, w] the index of each emitted token among the tokens pending for the level above (a tail's:
-  // for the target), and `padding` for the others.
-  int64_t* slots = nullptr;
-  int64_t padding = 0;
+  // [2, b] how many tokens were pending for the level above (a tail's: for the target), and how
+  // many of the emitted tokens follow them; none of the target's and where there is an error.
+  int64_t* appended = nullptr;
   // [n, b] tokens that each level's cache may keep; may be nullptr.
   int64_t* kept = nullptr;
 };

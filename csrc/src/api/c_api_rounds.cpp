@@ -29,8 +29,8 @@ POLYSPEC_COPY(polyspec_schedule_due_params, ScheduleDueParams, 2, DUE)
 POLYSPEC_COPY(polyspec_schedule_next_params, ScheduleNextParams, 2, NEXT)
 // clang-format off
 #define REPORT(F)                                                                    \
-  F(level) F(plan) F(width) F(tokens) F(counts) F(status) F(num_eos) F(eos) F(slots) \
-  F(padding) F(kept)
+  F(level) F(plan) F(width) F(tokens) F(counts) F(status) F(num_eos) F(eos) F(appended) \
+  F(kept)
 // clang-format on
 POLYSPEC_COPY(polyspec_schedule_report_params, ScheduleReportParams, 2, REPORT)
 

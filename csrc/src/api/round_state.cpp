@@ -71,7 +71,7 @@ Result schedule_report(const ScheduleReportParams& params, Stream stream) {
                                     {"counts", params.counts, verifies},
                                     {"status", params.status},
                                     {"eos", params.eos, params.num_eos > 0},
-                                    {"slots", params.slots}});
+                                    {"appended", params.appended}});
   if (!given.ok()) return given;
   if (stream.device == Stream::Device::kCuda) return cuda::schedule_report(params, stream.cuda);
   for (int64_t row = 0; row < params.in.batch; ++row) core::report_row(params, row);

@@ -160,8 +160,8 @@ POLYSPEC_FN bool ends_text(const ScheduleReportParams& p, int64_t row, int64_t t
 POLYSPEC_FN void report_step(const ScheduleReportParams& p, int64_t row) {
   const Shape& shape = p.in.shape;
   int64_t* words = p.in.state + row * shape.words();
-  int64_t* slots = p.slots + row * p.width;
-  for (int64_t i = 0; i < p.width; ++i) slots[i] = p.padding;
+  int64_t* appended = p.appended + row;
+  appended[0] = appended[p.in.batch] = 0;
   const int64_t step = words[Shape::kStep];
   if (step >= shape.steps) return;  // the log is full: the caller's mistake
   const bool sound = step >= 0 && is_sound(shape, words, true), stops = !sound && !is_done(words);
@@ -229,8 +229,8 @@ POLYSPEC_FN void report_step(const ScheduleReportParams& p, int64_t row) {
   }
   if (p.level > 1) {
     const int32_t above = draft && of_tail > 0 ? 1 : p.level - 1;
-    const int64_t pending = words[shape.level_at(above) + Shape::kPending];
-    for (int64_t i = 0; i < emitted; ++i) slots[i] = pending + i;
+    appended[0] = words[shape.level_at(above) + Shape::kPending];
+    appended[p.in.batch] = emitted;
   }
   advance(shape, words, p.level, count, of_tail, emitted, ended);
 }

@@ -4,7 +4,7 @@
 enum { LEVELS = 2, STEPS = 4, CAPACITY = 12, WIDTH = 5 };
 
 int main(void) {
-  int64_t state[200], due[2], input_ids[WIDTH], verified[2], plan[POLYSPEC_PLAN_ROWS], slots[WIDTH],
+  int64_t state[200], due[2], input_ids[WIDTH], verified[2], plan[POLYSPEC_PLAN_ROWS], appended[2],
       kept[LEVELS];
   int64_t accepted[1] = {2};
   const int64_t drafted[2] = {4, 5}, emitted[3] = {4, 5, 6}, eos[1] = {6};
@@ -57,11 +57,10 @@ int main(void) {
   r.width = 2;
   r.tokens = drafted;
   r.status = status;
-  r.slots = slots;
-  r.padding = -9;
+  r.appended = appended;
   r.kept = kept;
   CHECK_CODE(POLYSPEC_OK, polyspec_schedule_report(&r, NULL));
-  CHECK(target[POLYSPEC_ROUND_PENDING] == 2 && slots[0] == 0 && slots[1] == 1);
+  CHECK(target[POLYSPEC_ROUND_PENDING] == 2 && appended[0] == 0 && appended[1] == 2);
   CHECK_CODE(POLYSPEC_OK, polyspec_schedule_due(&d, NULL));
   CHECK(due[0] == 1 && due[1] == 2);
 
@@ -80,7 +79,7 @@ int main(void) {
   r.eos = eos;
   r.num_eos = 1;
   CHECK_CODE(POLYSPEC_OK, polyspec_schedule_report(&r, NULL));
-  CHECK(state[POLYSPEC_ROUND_TOTAL] == 6 && text[5] == 6 && slots[0] == -9);
+  CHECK(state[POLYSPEC_ROUND_TOTAL] == 6 && text[5] == 6 && appended[1] == 0);
   CHECK(kept[0] == 5 && drafter[POLYSPEC_ROUND_ROUND] == 1);
   CHECK(log[POLYSPEC_ROUND_STEP_WORDS + POLYSPEC_ROUND_ACCEPTED] == 2);
   CHECK(log[POLYSPEC_ROUND_STEP_WORDS + POLYSPEC_ROUND_ENDED] == 1);

@@ -107,7 +107,7 @@ void test_schedules(const Stream& stream) {
   report.tokens = words + 80;
   report.counts = words + 81;
   report.status = numbers;
-  report.slots = words + 82;
+  report.appended = words + 82;
   expect("schedule_report", polyspec::schedule_report(report, stream));
 }
 

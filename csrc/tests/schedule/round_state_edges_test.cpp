@@ -252,7 +252,7 @@ void expect_refused(const Result& result, const char* said) {
 // Wrong arguments are refused, and nothing is written.
 void test_arguments() {
   Chain c;
-  Words input_ids(3, 0), plan(polyspec::kPlanRows, 0), slots(3, 0), tokens(3, 1), counts(1, 0);
+  Words input_ids(3, 0), plan(polyspec::kPlanRows, 0), appended(2, 0), tokens(3, 1), counts(1, 0);
   Words found(2, 0);
   std::vector<int32_t> status(3, 0);
   ScheduleDueParams due;
@@ -272,7 +272,7 @@ void test_arguments() {
   report.tokens = tokens.data();
   report.counts = counts.data();
   report.status = status.data();
-  report.slots = slots.data();
+  report.appended = appended.data();
   const Words before = c.rows.copy();
 
   const auto refuse_due = [&](const char* said, auto spoil) {
@@ -317,14 +317,15 @@ void test_arguments() {
   refuse_report("plan", [](auto* p) { p->plan = nullptr; });
   refuse_report("tokens", [](auto* p) { p->tokens = nullptr; });
   refuse_report("status", [](auto* p) { p->status = nullptr; });
-  refuse_report("slots", [](auto* p) { p->slots = nullptr; });
+  refuse_report("appended", [](auto* p) { p->appended = nullptr; });
   refuse_report("counts", [](auto* p) { p->counts = nullptr; });
   CHECK(before == c.rows.copy());
-  CHECK(input_ids == Words(3, 0) && plan == Words(polyspec::kPlanRows, 0) && slots == Words(3, 0));
+  CHECK(input_ids == Words(3, 0) && plan == Words(polyspec::kPlanRows, 0) &&
+        appended == Words(2, 0));
 
   due.in.batch = next.in.batch = report.in.batch = 0;  // no row, no memory
   due.in.state = next.in.state = report.in.state = nullptr;
-  due.due = next.input_ids = next.plan = report.slots = nullptr;
+  due.due = next.input_ids = next.plan = report.appended = nullptr;
   report.plan = report.tokens = report.counts = nullptr;
   CHECK(polyspec::schedule_due(due).ok());
   CHECK(polyspec::schedule_next(next).ok());

@@ -160,7 +160,7 @@ class ScheduleReportCase {
     status_ = inputs.put(status);
     eos_ = inputs.put(eos);
     state_ = outputs.put(rows_.words);
-    slots_ = outputs.reserve<int64_t>(static_cast<size_t>(batch * width_));
+    appended_ = outputs.reserve<int64_t>(static_cast<size_t>(2 * batch));
     kept_ = outputs.reserve<int64_t>(static_cast<size_t>(batch * shape.levels));
   }
 
@@ -176,15 +176,14 @@ class ScheduleReportCase {
     Knobs::point(in, status_, &p.status);
     p.num_eos = num_eos_;
     Knobs::point(in, eos_, &p.eos);
-    Knobs::point(out, slots_, &p.slots);
+    Knobs::point(out, appended_, &p.appended);
     Knobs::point(out, kept_, &p.kept);
-    p.padding = 1 << 20;
     return p;
   }
   void check_gaps(const std::vector<unsigned char>& out) const {
-    check_poison(out, state_ + rows_.words.size() * sizeof(int64_t), slots_);
-    const size_t places = static_cast<size_t>(rows_.params.batch * width_);
-    check_poison(out, slots_ + places * sizeof(int64_t), kept_);
+    check_poison(out, state_ + rows_.words.size() * sizeof(int64_t), appended_);
+    const size_t places = static_cast<size_t>(2 * rows_.params.batch);
+    check_poison(out, appended_ + places * sizeof(int64_t), kept_);
     const size_t lengths = static_cast<size_t>(rows_.params.batch * rows_.params.shape.levels);
     check_poison(out, kept_ + lengths * sizeof(int64_t), out.size());
   }
@@ -196,7 +195,7 @@ class ScheduleReportCase {
   RandomRows rows_;
   int32_t level_;
   int64_t width_, num_eos_;
-  size_t plan_, tokens_, counts_, status_, eos_, state_, slots_, kept_;
+  size_t plan_, tokens_, counts_, status_, eos_, state_, appended_, kept_;
 };
 
 }  // namespace cases

@@ -186,9 +186,10 @@ class StateRows {
     return rows;
   }
 
-  // schedule_report of `level` with the latest plan. Returns `slots`, [b, width].
+  // schedule_report of `level` with the latest plan. Returns [b, width], the index of each token
+  // among those pending for the level above, and kPadding for others.
   std::vector<int64_t> report(int32_t level, const Came& came) {
-    Guarded slots(params_.batch * came.width);
+    Guarded appended(2 * params_.batch);
     polyspec::ScheduleReportParams p;
     p.in = params_;
     p.level = level;
@@ -199,18 +200,23 @@ class StateRows {
     p.status = came.status.data();
     p.num_eos = static_cast<int64_t>(came.eos.size()) / params_.batch;
     p.eos = came.eos.data();
-    p.slots = slots.data();
-    p.padding = kPadding;
+    p.appended = appended.data();
     Guarded kept(params_.shape.levels * params_.batch);
     if (params_.batch % 2 == 1) p.kept = kept.data();
     const std::vector<int64_t> plan = plan_.copy();
     const polyspec::Result result = polyspec::schedule_report(p);
     CHECK_EQ(std::string(), result.message);
     check_margins();
-    slots.check_margins();
+    appended.check_margins();
     if (p.kept != nullptr) check_kept(kept);
     CHECK(plan == plan_.copy());
-    return slots.copy();
+    std::vector<int64_t> slots;
+    for (int64_t i = 0; i < params_.batch * came.width; ++i) {
+      const int64_t row = i / came.width, token = i % came.width;
+      const bool pends = token < appended[params_.batch + row];
+      slots.push_back(pends ? appended[row] + token : kPadding);
+    }
+    return slots;
   }
 
   std::vector<int64_t> copy() const { return state_.copy(); }
