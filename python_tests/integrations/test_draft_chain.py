@@ -508,25 +508,19 @@ def test_vocabularies_of_different_sizes(size: int) -> None:
 
 
 def test_models_of_transformers() -> None:
-    """A target outside keeps its greedy text, and logits equal the logits of texts read anew."""
+    """A target outside keeps its greedy text."""
     prompt, length = [5, 17, 80, 3, 3, 41], 24
     target = ps.Chain([tiny.path("target")], pack=True)
     wanted = list(target.stream(prompt, length, eos_token_id=[]))
     levels, parts = [tiny.path("middle"), tiny.path("drafter")], ["text", "beside"]
-    drafts, anew = (drafting(levels, [3], pack=True) for _ in range(2))
+    drafts = drafting(levels, [3], pack=True)
     text = list(prompt)
     drafts.add("text", prompt, temperature=0.0)
     drafts.add("beside", [7, 8], seed=1)
     accepted = 0
     while len(text) < len(prompt) + length:
         drafts.propose(dict.fromkeys(parts, 4))
-        tokens, logits, _ = drafts.pending("text")
-        anew.add("text", text, temperature=0.0)
-        anew.propose({"text": 4})
-        fresh = anew.pending("text")
-        assert tokens[:4] == fresh.tokens[:4]
-        assert torch.equal(logits[:4], fresh.logits[:4])
-        anew.remove("text")
+        tokens = drafts.pending("text").tokens
         right = wanted[len(text) - len(prompt) :]
         pairs = zip(tokens, right, strict=False)
         same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))

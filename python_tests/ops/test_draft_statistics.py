@@ -41,42 +41,30 @@ def floats(statistics: np.ndarray) -> np.ndarray:
     return statistics.view(np.float32)[..., :2]
 
 
-def random_bits(words: np.ndarray, rng: np.random.Generator) -> None:
-    words[...] = rng.integers(0, 2**64, words.shape, np.uint64).view(np.int64)
+def put(column: int | None, *values: float) -> Forger:
+    """Have each token's maximum, threshold (columns 0 and 1) or mass (None) one of the values."""
 
-
-def random_floats(column: int) -> Forger:
     def forge(statistics: np.ndarray, rng: np.random.Generator) -> None:
-        bits = rng.integers(0, 2**32, (N, K), np.uint32)
-        floats(statistics)[..., column] = bits.view(np.float32)
+        at = statistics[..., 1] if column is None else floats(statistics)[..., column]
+        at[...] = rng.choice(np.asarray(values, at.dtype), at.shape)
 
     return forge
 
 
-def put_float(column: int, *values: float) -> Forger:
+def random(column: int | None) -> Forger:
     def forge(statistics: np.ndarray, rng: np.random.Generator) -> None:
-        floats(statistics)[..., column] = rng.choice(np.asarray(values, np.float32), (N, K))
+        at = statistics[..., 1] if column is None else floats(statistics)[..., column]
+        at[...] = np.frombuffer(rng.bytes(at.size * at.itemsize), at.dtype).reshape(at.shape)
 
     return forge
 
 
-def put_mass(*values: int) -> Forger:
-    def forge(statistics: np.ndarray, rng: np.random.Generator) -> None:
-        statistics[..., 1] = rng.choice(np.asarray(values, np.int64), (N, K))
-
-    return forge
+def random_bits(statistics: np.ndarray, rng: np.random.Generator) -> None:
+    statistics[:] = rng.integers(0, 2**64, statistics.shape, np.uint64).view(np.int64)
 
 
 def roll(statistics: np.ndarray, rng: np.random.Generator) -> None:
     statistics[:] = np.roll(statistics, 1, axis=int(rng.integers(2)))
-
-
-def zeros(statistics: np.ndarray, rng: np.random.Generator) -> None:
-    statistics[:] = 0
-
-
-def negative(statistics: np.ndarray, rng: np.random.Generator) -> None:
-    np.negative(statistics, out=statistics)
 
 
 def lower_max(statistics: np.ndarray, rng: np.random.Generator) -> None:
@@ -88,26 +76,26 @@ def lower_max(statistics: np.ndarray, rng: np.random.Generator) -> None:
 S = 2 ** (62 - 6)  # the mass of the largest logit, V = 50
 # Seen in any row.
 CAUGHT: dict[str, Forger] = {
-    "zeros": zeros,
-    "negative": negative,
-    "NaN maximum": put_float(0, np.nan, -np.nan),
-    "infinite maximum": put_float(0, np.inf, -np.inf),
-    "far maximum": put_float(0, -3e38, 3e38, -1e4, 1e4),
-    "NaN threshold": put_float(1, np.nan),
-    "infinite threshold": put_float(1, np.inf),
-    "a threshold without a filter": put_float(1, -50.0, -1e30),
-    "mass 0, 1 or less than the maximum's": put_mass(0, 1, 2, S - 1),
-    "more mass than a row has": put_mass(V * S + 1, 2**62 + 1, -1, -(2**63)),
+    "zeros": lambda statistics, rng: statistics.fill(0),
+    "negative": lambda statistics, rng: np.negative(statistics, out=statistics),
+    "NaN maximum": put(0, np.nan, -np.nan),
+    "infinite maximum": put(0, np.inf, -np.inf),
+    "far maximum": put(0, -3e38, 3e38, -1e4, 1e4),
+    "NaN threshold": put(1, np.nan),
+    "infinite threshold": put(1, np.inf),
+    "a threshold without a filter": put(1, -50.0, -1e30),
+    "mass 0, 1 or less than the maximum's": put(None, 0, 1, 2, S - 1),
+    "more mass than a row has": put(None, V * S + 1, 2**62 + 1, -1, -(2**63)),
 }
 # Another row's, and possible for any row.
 SLIPPERY: dict[str, Forger] = {
     "random bits": random_bits,
     "another row's": roll,
-    "random maximum": random_floats(0),
-    "random threshold": random_floats(1),
+    "random maximum": random(0),
+    "random threshold": random(1),
     "lower maximum": lower_max,
-    "random mass": lambda statistics, rng: random_bits(statistics[..., 1], rng),
-    "possible mass": put_mass(S, S + 1, 2 * S, V * S),
+    "random mass": random(None),
+    "possible mass": put(None, S, S + 1, 2 * S, V * S),
 }
 
 

@@ -9,60 +9,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyspec_ext.ops import decoder as cache_ops
-from polyspec_ext.ops.decoder import CacheStatus
-
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
-
-
-def numbers(*shape: int, dtype: torch.dtype, device: Any = "cpu") -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randint(-99, 99, shape, generator=generator).to(dtype).to(device)
-
-
-def guarded(*shape: int, dtype: torch.dtype, device: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """A view with other memory around every vector, and that memory."""
-    whole = numbers(*[n + 2 for n in shape], dtype=dtype, device=device)
-    return whole[tuple(slice(1, -1) for _ in shape)], whole
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_pages_are_reserved_filled_and_given_back(dtype: torch.dtype, device: torch.device) -> None:
-    b, h, t, d, pages, size, most = 3, 2, 5, 8, 8, 4, 4
-    keys, whole_keys = guarded(pages, h, size, d, dtype=dtype, device=device)
-    values, whole_values = guarded(pages, h, size, d, dtype=dtype, device=device)
-    table = torch.full((b, most), -1, dtype=torch.int32, device=device)
-    held = torch.zeros(b, dtype=torch.int64, device=device)
-    free = torch.arange(pages, dtype=torch.int32, device=device)
-    free_count = torch.tensor([pages], device=device)
-    lengths = torch.tensor([6, 0, 3], device=device)
-    counts = torch.tensor([5, 5, 1], device=device)
-    pool = (table, held, free, free_count)
-    assert not torch.ops.polyspec.reserve_pages(*pool, lengths + counts, size).any()
-    assert table.tolist() == [[7, 6, 5, -1], [4, 3, -1, -1], [2, -1, -1, -1]]
-    assert held.tolist() == [3, 2, 1]
-    assert free_count.tolist() == [2]
-    new_keys = numbers(b, h, t, d, dtype=dtype, device=device)
-    expected_keys, expected_values = whole_keys.clone(), whole_values.clone()
-    for row, (length, count) in enumerate(zip(lengths.tolist(), counts.tolist(), strict=True)):
-        for i in range(count):
-            page = int(table[row, (length + i) // size])
-            expected_keys[page + 1, 1:-1, (length + i) % size + 1, 1:-1] = new_keys[row, :, i]
-            expected_values[page + 1, 1:-1, (length + i) % size + 1, 1:-1] = new_keys[row, :, i]
-    new_lengths, status = torch.ops.polyspec.append_paged(
-        keys, values, table, new_keys, new_keys, lengths, counts
-    )
-    assert not status.any()
-    assert new_lengths.tolist() == [11, 5, 4]
-    assert torch.equal(whole_keys, expected_keys)
-    assert torch.equal(whole_values, expected_values)
-    assert not torch.ops.polyspec.truncate_pages(
-        *pool, torch.tensor([4, 5, 0], device=device), size
-    ).any()
-    assert table.tolist() == [[7, -1, -1, -1], [4, 3, -1, -1], [-1, -1, -1, -1]]
-    assert free[: int(free_count)].tolist() == [0, 1, 6, 5, 2]
-    status = torch.ops.polyspec.reserve_pages(*pool, torch.tensor([16, 5, 16], device=device), size)
-    assert status.tolist() == [0, 0, int(CacheStatus.CACHE_FULL)]  # three pages went to row 0
-    assert held.tolist() == [4, 2, 0]
 
 
 def arguments() -> dict[str, Any]:
@@ -166,19 +112,16 @@ def test_opcheck() -> None:
         )
 
 
-def test_under_torch_compile() -> None:
-    def step(
-        keys: torch.Tensor, values: torch.Tensor, new: torch.Tensor, lengths: torch.Tensor
-    ) -> torch.Tensor:
-        after, _ = cache_ops.append(keys, values, new * 2, new + 1, lengths)
-        return after + keys[:, :, 0, 0].sum().to(torch.int64) * 0
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    a, b = arguments(), arguments()
-    lengths = torch.tensor([1, 4])
-    assert torch.equal(step(a["cache_keys"], a["cache_values"], a["keys"], lengths), lengths + 3)
-    assert torch.equal(
-        compiled(b["cache_keys"], b["cache_values"], b["keys"], lengths), lengths + 3
-    )
-    assert torch.equal(a["cache_keys"], b["cache_keys"])
-    assert a["cache_keys"].any()
+def test_pages() -> None:
+    ops, new = torch.ops.polyspec, torch.tensor([1.0, 2.0, 3.0]).view(1, 1, 3, 1)
+    keys, values = torch.zeros(2, 3, 1, 2, 1)  # 3 pages of 2 slots
+    table, held = torch.full((1, 2), -1, dtype=torch.int32), torch.tensor([0])
+    pool = (table, held, torch.arange(3, dtype=torch.int32), torch.tensor([3]))
+    assert not ops.reserve_pages(*pool, torch.tensor([3]), 2).any()
+    assert (table.tolist(), held.tolist(), pool[3].tolist()) == ([[2, 1]], [2], [1])
+    cache = (keys, values, table, new, -new, torch.tensor([0]), torch.tensor([3]))
+    assert [x.tolist() for x in ops.append_paged(*cache)] == [[3], [0]]
+    assert keys.flatten().tolist() == [0, 0, 3, 0, 1, 2]
+    assert values.equal(-keys)
+    assert not ops.truncate_pages(*pool, torch.tensor([1]), 2).any()
+    assert (table.tolist(), held.tolist(), pool[3].tolist()) == ([[2, -1]], [1], [2])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyspec_ext.ops import schedule
-from polyspec_ext.ops.schedule import Plan, RoundShape
+from polyspec_ext.ops.schedule import RoundShape
 
 SHAPE = RoundShape(levels=3, steps=4, capacity=40)
 WINDOWS, ROUNDS = (6, 2), (2, 0)
@@ -35,20 +35,6 @@ def draft(state: torch.Tensor) -> tuple[torch.Tensor, ...]:
     status = torch.zeros(state.shape[0], 2, dtype=torch.int32)
     eos = torch.full((state.shape[0], 1), 9)
     return input_ids, table, *schedule.report(state, SHAPE, 3, table, tokens, None, status, eos)
-
-
-def test_a_draft() -> None:
-    state = rows(2)
-    state[1, SHAPE.ROOM] = 0
-    input_ids, table, appended, kept = draft(state)
-    plan = Plan(*table.tolist())
-    assert plan == Plan([1, 0], [1, 0], [0, 0], [2, 0], [3, 3], [0, 0], [0, 0])
-    assert input_ids.tolist() == [[7, 0, 0], [0, 0, 0]]
-    assert appended.tolist() == [[0, 0], [2, 0]]
-    assert kept.tolist() == [[2, 2], [2, 2], [4, 2]]
-    assert state[0, SHAPE.text_at : SHAPE.text_at + 5].tolist() == [5, 6, 7, 1, 2]
-    log = state[:, SHAPE.log_at : SHAPE.log_at + SHAPE.PER_STEP].tolist()
-    assert log == [[2, 3, 0, 2, 0, 0, 0], [-1, 0, 0, 0, 0, 0, 0]]
 
 
 def test_opcheck() -> None:

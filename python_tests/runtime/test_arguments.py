@@ -407,18 +407,6 @@ def test_the_largest_window_takes_no_more_than_the_text_is_long(sync: bool) -> N
             assert level.cache.layers[0].keys.shape[2] < 1000
 
 
-def test_an_error_shows_what_came() -> None:
-    with pytest.raises(TypeError, match=r"^levels: expected a list of models, .*given ToyLevel$"):
-        ps.Chain(toy.ToyLevel(VOCAB, 1))  # type: ignore[arg-type]
-    made = toy.make_levels(2, VOCAB)
-    with pytest.raises(TypeError, match=r"^window: expected 1 integers >= 0 .*, given 4$"):
-        ps.Chain(made, 4)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"levels\[1\]: .*given the class PromptLookup"):
-        ps.Chain([made[0], ps.PromptLookup])
-    with pytest.raises(ValueError, match=r"levels\[1\]: .*given levels\[0\] again"):
-        ps.Chain([made[0], made[0]])
-
-
 def test_arguments_of_transformers_have_a_hint() -> None:
     """And typing errors have another; neither passes in silence."""
     chain = plain()
@@ -446,14 +434,9 @@ def test_arguments_of_transformers_have_a_hint() -> None:
             chain.generate([1], **{name: 1})
         with pytest.raises(TypeError, match=rf"^{name}: .*custom_generate.*, {name}="):
             chain.batch([1], **{name: 1})  # no option of it
-
-
-def test_texts_are_to_be_read_by_a_tokenizer() -> None:
     for text in ("some text", ["some", "texts"]):
-        with pytest.raises(
-            TypeError, match=r"^input_ids: .*; tokenizer\(text\)\.input_ids has them"
-        ):
-            plain().generate(text)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"^input_ids: .*; tokenizer\(text\)\.input_ids has"):
+            chain.generate(text)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -513,13 +496,6 @@ def test_every_container_will_do() -> None:
     for given_rows in rows:
         got = chain.generate(given_rows, **options, eos_token_id=[{5, 3}, {6, 2}])
         assert got.sequences.equal(wanted.sequences)
-    # The front of each padded row stays unchanged.
-    for kind in (list, np.array, torch.tensor):
-        table: Any = kind([[1, 4, 2], [0, 3, 7]])
-        mask: Any = kind([[1, 1, 1], [0, 1, 1]])
-        got = chain.generate(table, **options, eos_token_id=ends, attention_mask=mask)
-        assert got.sequences[:, :3].tolist() == [[1, 4, 2], [0, 3, 7]]
-        assert got.logprobs == wanted.logprobs
 
 
 def test_numbers_of_numpy_and_torch_are_numbers() -> None:
@@ -550,7 +526,9 @@ def test_what_a_tokenizer_gives(kind: Any) -> None:
         hf.BatchEncoding({"input_ids": ids, "attention_mask": mask, "token_type_ids": mask}),
         {"input_ids": ids, "attention_mask": mask},
     ):
-        assert chain.generate(given, **options).logprobs == wanted.logprobs
+        got = chain.generate(given, **options)
+        assert got.sequences[:, :3].tolist() == [[1, 4, 2], [0, 3, 7]]  # the front stays unchanged
+        assert got.logprobs == wanted.logprobs
         batch = chain.batch(given, **options)
         batch.complete()
         assert [row.logprobs for row in batch.rows] == wanted.logprobs

@@ -43,16 +43,10 @@ def test_a_tail_s_draft_may_be_the_drafter_s_first() -> None:
 
 def test_default_rounds() -> None:
     assert default_rounds([]) == default_rounds([4]) == []
-    assert default_rounds([8, 4]) == [2]
-    assert default_rounds([5, 3]) == [2]
-    assert default_rounds([5, 4]) == [1]
-    assert default_rounds([9, 4]) == [2]
-    assert default_rounds([4, 4]) == [1]
-    assert default_rounds([0, 3]) == [1]
-    assert default_rounds([3, 0]) == [3]
-    assert default_rounds([16, 8, 4]) == [2, 2]
-    chain = ps.Chain(toy.make_levels(3), [8, 4])
-    assert chain.rounds == [2]
+    windows = [[8, 4], [5, 3], [5, 4], [9, 4], [4, 4], [0, 3], [3, 0], [16, 8, 4]]
+    rounds = [[2], [2], [1], [2], [1], [1], [3], [2, 2]]
+    assert [default_rounds(each) for each in windows] == rounds
+    assert ps.Chain(toy.make_levels(3), [8, 4]).rounds == [2]
 
 
 def test_windows_and_rounds_of_the_shipped_chain() -> None:
