@@ -59,36 +59,6 @@ def test_drafts_are_those_of_the_plain_forward_pass(v: Variant, pack: bool, tmp_
     assert (found - rows)[~rows.isneginf()].abs().max() < 1e-4 * rows.max()
 
 
-WIDE = {
-    "z-lab/Qwen3-4B-DFlash-b16": Variant(
-        "qwen3-4b", hidden=2560, inner=9728, heads=32, kv_heads=8, head_dim=128, layers=1,
-        vocab=256, mask=255, block=16, target_layers=(1, 9, 17, 25, 33),
-    ),
-    "deepseek-ai/dspark_qwen3_4b_block7": Variant(
-        "dspark 4b", "dspark", hidden=2560, inner=9728, heads=32, kv_heads=8, head_dim=128,
-        layers=1, vocab=256, mask=255, block=7, target_layers=(1, 9, 17), rank=256, nested=False,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WIDE)
-def test_published_widths(name: str, tmp_path: Path) -> None:
-    """Random weights, one of five layers, and a slice of the vocabulary."""
-    v = WIDE[name]
-    target, weights = target_of(v, layers=1), weights_of(v)
-    target.config.num_hidden_layers = 36  # of which only the states are read
-    layers = tuple(number + 1 for number in v.target_layers)
-    place = save(v, weights, tmp_path, num_target_layers=36)
-    head = ps.DFlash.from_pretrained(place, target)
-    states = torch.randn(8, len(layers) * v.hidden, generator=torch.Generator().manual_seed(1))
-    text = [3, 9, 27, 17, 4, 200, 8, 2, 1]
-    head.prefill(prompts(1))
-    block = head.draft(draft_input([text], [v.drafts], told(layers, [states], [0])))
-    reference = Reference(v, weights, target)
-    assert compared(head, reference, block, 0, text, states) < 1e-4
-
-
 def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
     """Compare with transformers' class of the assistant, from 5.24 on, over one block."""
     assistant = pytest.importorskip("transformers.models.muse_glimmer_assistant")

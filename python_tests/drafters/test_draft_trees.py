@@ -34,9 +34,7 @@ class Table:
         rows = torch.stack([self.logits(b, ()) for b in range(self.batch)])
         return rows, torch.full((self.batch, 1, self.depth), -1.0)
 
-    def expand(
-        self, tokens: torch.Tensor, states: torch.Tensor, depth: int, ancestors: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def expand(self, tokens, states, depth, ancestors) -> tuple[torch.Tensor, torch.Tensor]:
         out = states.clone()
         out[:, :, depth - 1] = tokens
         rows = torch.stack(
@@ -111,7 +109,7 @@ def test_a_certain_child_never_comes_without_its_parent() -> None:
     table = Table(1, 5, scale=0.0)
     certain = torch.zeros(V)
     certain[2] = 1e4
-    table.logits = lambda row, path: certain  # type: ignore[method-assign]
+    table.logits = lambda row, path: certain
     for total in range(2, 9):
         nodes = ps.DynamicTree(2, total).grow(*table.root(), torch.tensor([5]), 5, table.expand)
         found = paths_of(nodes, 0)
@@ -188,7 +186,7 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (ps.Proposal([0, 1, 2], parents=[-1, 0, 1]), ValueError, "a tree of at most 2 levels, given 3"),
     (ps.Proposal([1, 1], parents=[-1, -1]), ValueError, "the children of a node to differ"),
     (ps.Proposal([0, 9], parents=[-1, 0]), ValueError, r"token ids in \[0, 3\), given 9"),
-    (ps.Proposal([0], parents=[0.5]), TypeError, r"parents: expected an integer, given 0\.5"),  # type: ignore[list-item]
+    (ps.Proposal([0], parents=[0.5]), TypeError, r"parents: expected an integer, given 0\.5"),
     (ps.Proposal([0], torch.zeros(1, 1, VOCAB), [-1]), ValueError, r"shape \[1, 2, Vd\]"),
     (
         ps.Proposal([0], torch.zeros(1, 2, VOCAB), [-1], torch.zeros(1, 1, 2).long()),

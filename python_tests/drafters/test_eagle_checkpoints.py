@@ -301,7 +301,6 @@ def test_shipped_heads_draft_for_the_target(name: str, copy: str) -> None:
     assert head_of(place)
     level = load_level(tiny.path("target"))
     tokenizer = level.tokenizer()
-    assert tokenizer is not None
     prompts = [tokenizer(tiny.prompt_of(question))["input_ids"] for question in QUESTIONS]
     plain = ps.Chain([level]).generate(prompts, max_new_tokens=40)
     chain = ps.Chain([level, f"{copy}{place}"], [4])

@@ -86,18 +86,14 @@ def test_no_deeper_than_there_are_heads(target: Any, tmp_path: Path) -> None:
     heads = ps.Medusa.from_pretrained(save_medusa(medusa(2), tmp_path), target)
     hidden = told([-1], [torch.randn(3, HIDDEN)], [0])
     block = heads.draft(draft_input(TEXTS[:1], [5], hidden))
-    assert block.parents is not None
-    assert block.counts is not None
     depths: list[int] = []
     for parent in block.parents[0, : int(block.counts[0])].tolist():
         depths.append(1 + (depths[parent] if parent >= 0 else 0))
     assert max(depths) == 2
     wide = ps.Medusa.from_pretrained(tmp_path, target, tree=ps.DynamicTree(3, 60))
     block = wide.draft(draft_input(TEXTS[:1], [5], hidden))
-    assert wide.capabilities.tree_size is not None
     assert wide.capabilities.tree_size(5).nodes == block.tokens.shape[1] == 3 + 3 * 3
     block = heads.draft(draft_input([[3]], [5], None))
-    assert block.counts is not None
     assert block.counts.tolist() == [0]
 
 

@@ -90,9 +90,7 @@ class OwnDrafter:
         rows = RowBuffer(torch.stack(logits, 1), statistics) if inputs.wants_rows else None
         return DraftBlock(tokens, status=status, rows=rows)
 
-    def _append(
-        self, tokens: torch.Tensor, features: torch.Tensor, counts: Any, stays: bool = True
-    ) -> torch.Tensor:
+    def _append(self, tokens, features, counts, stays=True) -> torch.Tensor:
         positions, mask = self._features.inputs(tokens.shape[1], counts)
         x = self._pairs(tokens, features, positions)
         keys, values = self._features.cache.update(
@@ -106,9 +104,7 @@ class OwnDrafter:
         last = counts.less(1).on(CPU)
         return out.gather(1, last[:, None, None].expand(-1, 1, SIZE))
 
-    def _pairs(
-        self, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
+    def _pairs(self, tokens, features, positions) -> torch.Tensor:
         names = torch.nn.functional.one_hot(tokens.clamp(0), self.vocab_size).float()
         pairs = torch.cat([features, names], -1) @ self._pair
         return pairs + torch.cos(0.1 * positions)[..., None]
@@ -116,7 +112,6 @@ class OwnDrafter:
     def _check(self, inputs: DraftInput, states: torch.Tensor) -> None:
         """Compare with states of any toy level: the token and its position."""
         for b, length in enumerate(inputs.lengths if inputs.text else ()):
-            assert inputs.text is not None
             text = inputs.text(b)
             if not length or len(text) == 1:
                 continue

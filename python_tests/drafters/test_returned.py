@@ -102,7 +102,7 @@ def test_what_rollback_returns(faulty, wrong, error, text, rows) -> None:
     with pytest.raises(error, match=f"^{NAMES[faulty]}: expected rollback to .*{text}") as caught:
         chain.generate(PROMPTS[:rows], 30, 1.0, seed=[0, 1][:rows])
     assert type(caught.value) is error
-    assert f"in level {faulty + 1} ({NAMES[faulty]}), request 0" in str(caught.value.__notes__)  # type: ignore[attr-defined]
+    assert f"in level {faulty + 1} ({NAMES[faulty]}), request 0" in str(caught.value.__notes__)
 
 
 PROMPTS = [[0, 1, 2], [2, 3]]
@@ -146,23 +146,23 @@ PROPOSALS: list[tuple[Any, type[Exception], str]] = [
     ([1, 2], TypeError, "propose to return a Proposal, given list"),
     (None, TypeError, "propose to return a Proposal, given NoneType"),
     (torch.tensor([1]), TypeError, r"a Proposal, given a tensor of dtype torch\.int64"),
-    (Proposal([1.0, 2.0]), TypeError, r"token ids: .* integer, given 1\.0"),  # type: ignore[list-item]
+    (Proposal([1.0, 2.0]), TypeError, r"token ids: .* integer, given 1\.0"),
     (Proposal([True, False]), TypeError, "token ids: .* integer, given True"),
-    (Proposal([[1, 2]]), TypeError, "token ids: .* integer, given list"),  # type: ignore[list-item]
-    (Proposal("12"), TypeError, "token ids: .* list, given '12'"),  # type: ignore[arg-type]
-    (Proposal({1: 2}), TypeError, "token ids: .* list, given dict"),  # type: ignore[arg-type]
-    (Proposal(1), TypeError, "token ids: .* list, given 1"),  # type: ignore[arg-type]
+    (Proposal([[1, 2]]), TypeError, "token ids: .* integer, given list"),
+    (Proposal("12"), TypeError, "token ids: .* list, given '12'"),
+    (Proposal({1: 2}), TypeError, "token ids: .* list, given dict"),
+    (Proposal(1), TypeError, "token ids: .* list, given 1"),
     (Proposal(torch.tensor([1.0])), TypeError, r"token ids: .* integer, given 1\.0"),
     (Proposal(torch.tensor([True])), TypeError, "token ids: .* integer, given True"),
     (Proposal(torch.tensor([[1]])), ValueError, r"ids: expected shape \[n\], given \[1, 1\]"),
     (Proposal(torch.tensor(1)), ValueError, r"ids: expected shape \[n\], given \[\]"),
     (Proposal(torch.ones(1, device="meta").long()), ValueError, r"given \[1\] on meta"),
-    (Proposal(np.array([1.5])), TypeError, r"token ids: .* integer, given 1\.5"),  # type: ignore[arg-type]
+    (Proposal(np.array([1.5])), TypeError, r"token ids: .* integer, given 1\.5"),
     (Proposal([1, 2, 3]), ValueError, "at most 2 tokens, given 3"),
     (Proposal([1, 5]), ValueError, r"token ids in \[0, 5\), given 5"),
     (Proposal([-1]), ValueError, r"token ids in \[0, 5\), given -1"),
     (Proposal([1, 4], ROWS[..., :4]), ValueError, r"token ids in \[0, 4\), given 4"),
-    (Proposal([1, 2], ROWS.tolist()), TypeError, "float16 tensor, given list"),  # type: ignore[arg-type]
+    (Proposal([1, 2], ROWS.tolist()), TypeError, "float16 tensor, given list"),
     (Proposal([1, 2], ROWS.double()), TypeError, r"given a tensor of dtype torch\.float64"),
     (Proposal([1, 2], ROWS[0]), ValueError, r"shape \[1, 2, Vd\], given \[2, 5\]"),
     (Proposal([1], ROWS), ValueError, r"shape \[1, 1, Vd\], given \[1, 2, 5\]"),
@@ -174,7 +174,7 @@ PROPOSALS: list[tuple[Any, type[Exception], str]] = [
         Proposal([1, 2], ROWS, statistics=[0]),
         TypeError,
         "draft statistics as an int64 tensor.*, given list",
-    ),  # type: ignore[arg-type]
+    ),
     (Proposal([1, 2], ROWS, statistics=STATS.int()), TypeError, r"a tensor of dtype torch\.int32"),
     (Proposal([1, 2], ROWS, statistics=STATS[0]), ValueError, r"shape \[1, 2, 2\], given \[2, 2\]"),
     (
@@ -196,7 +196,7 @@ def test_proposals(made: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=f"^the drafter: .*{text}") as caught:
         chain.generate([0, 1], 8, 1.0)
     assert type(caught.value) is error
-    assert "in level 2 (the drafter), request 0 at position 2" in str(caught.value.__notes__)  # type: ignore[attr-defined]
+    assert "in level 2 (the drafter), request 0 at position 2" in str(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("kind", [tuple, np.array, torch.tensor, range], ids=label)

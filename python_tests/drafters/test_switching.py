@@ -107,6 +107,6 @@ def test_what_cannot_be_a_member() -> None:
     with pytest.raises(ValueError, match=r"^tree: expected a drafter of chains, given one "):
         ps.SwitchingDrafter([ps.PromptLookup(), trees])
     lookup = ps.PromptLookup()
-    lookup.trees = True  # type: ignore[attr-defined]
+    lookup.trees = True
     with pytest.raises(ValueError, match="expected a drafter of chains, given one of trees"):
         ps.SwitchingDrafter([ps.PromptLookup(), lookup], vocab_size=9)

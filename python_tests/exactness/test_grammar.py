@@ -64,13 +64,7 @@ class Masked(toy.ToyLevel):
 RULES = ps.LogitsRules(grammar=GRAMMAR)
 
 
-def gap(
-    levels: Sequence[Any],
-    window: Sequence[int],
-    length: int = 4,
-    chance: Any = None,
-    **options: Any,
-) -> float:
+def gap(levels, window, length=4, chance=None, **options) -> float:
     """Total variation between a chain's texts and the target's masked distribution."""
     chance = chance or toy.Enumerator()
     chain = ps.Chain(levels, window, operators=chance.operators, **options)

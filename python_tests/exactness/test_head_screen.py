@@ -188,14 +188,7 @@ class Forgetful(NamedTuple):
         return Draft(tokens, None, can.id_map.spread(logits, self.head.vocab_size))
 
 
-def compare(
-    shape: Shape,
-    batch: list[Row],
-    drafter: Any,
-    forgetful: Any,
-    levels: Sequence[Any] = (),
-    anew: Sequence[Any] = (),
-) -> bool:
+def compare(shape, batch, drafter, forgetful, levels=(), anew=()) -> bool:
     """Compare every row; return whether the host stayed out of a round.
 
     Args:
@@ -267,9 +260,7 @@ class Bush:
         own[0, : len(logits)] = logits
         return ps.Proposal(tokens, own[:, : len(logits)], parents, statistics)
 
-    def grow(
-        self, text: list[int], k: int, rounds: int, sampling: dict[str, Any]
-    ) -> tuple[Draft, torch.Tensor]:
+    def grow(self, text, k, rounds, sampling) -> tuple[Draft, torch.Tensor]:
         """Return a tree of at most `k` levels, or at most `k` tokens, and statistics of its
         rows."""
         table, size = Level(9), len(text)

@@ -270,7 +270,7 @@ FEATURES: dict[str, Feature] = {
     },
     **{
         f"windows {own}": Feature(
-            levels(len(own[0]) + 1, 2), own[0], length, policy(lambda own=own: Listed(own)),  # type: ignore[misc]
+            levels(len(own[0]) + 1, 2), own[0], length, policy(lambda own=own: Listed(own)),
             rules=[BOTH[i % 2]], executors="hq",
         )
         for i, (own, length) in enumerate((
@@ -327,7 +327,7 @@ def test_the_law_is_the_targets(name: str, rule: str, sync: bool | None, tmp_pat
 class Half(toy_rows.Rows):
     """Logits in bfloat16, which holds none of the drafter's in float32."""
 
-    def forward(self, *args: Any) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, *args: Any) -> torch.Tensor:
         return super().forward(*args).to(torch.bfloat16)
 
 

@@ -38,7 +38,7 @@ class Reusing(toy_rows.Staying):
         super().__init__(*given)
         self.output = toy_rows.Output()
 
-    def forward(self, block: InputBlock) -> LevelOutput:  # type: ignore[override]
+    def forward(self, block: InputBlock) -> LevelOutput:
         with torch._C.DisableTorchFunction():
             return LevelOutput(self.output.view(super().forward(block).logits))
 
@@ -54,9 +54,7 @@ class Checkpoints(toy_rows.Rows):
         return (kept, tuple(kept), torch.tensor(kept))[sum(kept) // self.every % 3]  # any form
 
 
-def same_tokens(
-    shape: Shape, batch: list[Row], scale: float, vocabs: list[int], checkpoints: set[int]
-) -> bool:
+def same_tokens(shape, batch, scale, vocabs, checkpoints) -> bool:
     """Compare the rows of a chain of toy levels; return whether the host stayed out of a round."""
     sizes = [vocabs[0], *vocabs[1 : len(shape.window) + 1]]
     levels: list[Any] = [Reusing(size, 11 + i, scale) for i, size in enumerate(sizes)]

@@ -59,11 +59,11 @@ def verified(chain: ps.Chain, call: Callable[[], Any]) -> tuple[Any, int]:
         calls.append(args)
         return begun(*args, **options)
 
-    chain.batch = batch  # type: ignore[method-assign]
+    chain.batch = batch
     try:
         return call(), len(calls)
     finally:
-        del chain.batch  # type: ignore[attr-defined]
+        del chain.batch
 
 
 def test_generate(model: Any, chain: ps.Chain, inputs: dict[str, Any], tokenizer: Any) -> None:
@@ -196,7 +196,7 @@ def test_of_another_model(model: Any, chain: ps.Chain, inputs: dict[str, Any]) -
     with pytest.raises(ValueError, match=r"chain: expected .*the very model"):
         ps.attach(other, chain)
     with pytest.raises(TypeError, match=r"chain: expected a polyspec_ext.Chain"):
-        ps.attach(model, [model])  # type: ignore[arg-type]
+        ps.attach(model, [model])
     with ps.attach(model, chain):
         copied = copy.deepcopy(model)
         with torch.no_grad():

@@ -60,7 +60,7 @@ ONE: dict[str, Any] = {"input_ids": PROMPTS[1:2], "pad_token_id": PAD}
 
 
 def generate(chain: ps.Chain, **arguments: Any) -> Any:
-    model = chain.levels[0].model  # type: ignore[attr-defined]
+    model = chain.levels[0].model
     return model.generate(custom_generate=ps.custom_generate, chain=chain, **arguments)
 
 
@@ -286,7 +286,7 @@ def test_no_padding_id(chain: ps.Chain) -> None:
         generate(chain, **inputs, max_new_tokens=4, stopping_criteria=[After(3, 8, 5)])
     # Without one, the first EOS id fills, as in `generate`.
     options = {**inputs, "max_new_tokens": 14, "eos_token_id": [9, 14, 15]}
-    model = chain.levels[0].model  # type: ignore[attr-defined]
+    model = chain.levels[0].model
     assert torch.equal(generate(chain, **options), model.generate(**options))
 
 

@@ -30,9 +30,7 @@ PADDING = [2, 0]
 NEW = [[4, 3, 4], [6, 5, 6]]
 
 
-def make(
-    processors: list[Any], committed: tuple[int, ...] = (99, 99), **options: Any
-) -> TransformersProcessors:
+def make(processors, committed=(99, 99), **options) -> TransformersProcessors:
     lengths = [3, 5]
     usual = {
         "vocab_size": V,
@@ -266,7 +264,7 @@ def test_a_users_processor_states_what_it_depends_on(stated: bool) -> None:
         rows.append(len(ids))
         return scores + 1
 
-    own.function_of_prefix = stated  # type: ignore[attr-defined]
+    own.function_of_prefix = stated
     logits = torch.randn(2, V)
     prefix = partial(own)
     for processor, name in (

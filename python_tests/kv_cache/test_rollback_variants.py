@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from rollback_driver import CONFIGS, VOCAB, WINDOWED, Driver, build
@@ -48,14 +46,10 @@ class NaiveStreaming(CacheLayerMixin):
         self.raw: list[torch.Tensor] = []
         self.old: list[torch.Tensor] = []
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None: ...
-
-    def position(self) -> int:
+    def lazy_initialization(self, key_states, value_states) -> None:
         return min(len(self.raw), self.sinks + self.window - 1)
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, key_states, value_states, *args, **kwargs):
         at = self.position()
         if at < len(self.raw):
             del self.raw[self.sinks], self.old[self.sinks]

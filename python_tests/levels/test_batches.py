@@ -50,7 +50,7 @@ class Headless(torch.nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         self.seen.append(states.shape[0] * states.shape[1])
-        return self.head(states)  # type: ignore[no-any-return]
+        return self.head(states)
 
 
 @torch.inference_mode()

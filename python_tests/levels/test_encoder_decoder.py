@@ -64,7 +64,7 @@ def cascade() -> list[Any]:
 def plain(model: Any, text: list[int], source: list[int] = SOURCE) -> torch.Tensor:
     ids, decoder = torch.tensor([source]), torch.tensor([text])
     out = model(input_ids=ids, decoder_input_ids=decoder, use_cache=False)
-    return out.logits[0, -1]  # type: ignore[no-any-return]
+    return out.logits[0, -1]
 
 
 def greedy(model: Any, count: int, source: list[int] = SOURCE) -> list[int]:
@@ -210,7 +210,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="eval mode"):
         ps.Level(cascade()[0].train())
 
-    class Deaf(hf.T5ForConditionalGeneration):  # type: ignore[misc]
+    class Deaf(hf.T5ForConditionalGeneration):
         """Forgets its cache."""
 
         def forward(self, past_key_values: Any = None, **options: Any) -> Any:

@@ -70,19 +70,18 @@ def require_states(level: HuggingFaceLevel, model: Any, layers: tuple[int, ...] 
     compare(level.forward(InputBlock(padded(rows), 1, hidden_layers=layers)).hidden, read, [1] * 3)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_states_are_the_models(family: str) -> None:
-    model = make(family)
-    level = HuggingFaceLevel(model)
+MORE: list[dict[str, Any]] = [{"prefill_chunk": 4}, {"pack": True}]
+
+
+@pytest.mark.parametrize(
+    ("family", "options"), [*((family, {}) for family in FAMILIES), *(("llama", x) for x in MORE)]
+)
+def test_states_are_the_models(family: str, options: Any) -> None:
+    model = make(family, 2 + bool(options))
+    level = HuggingFaceLevel(model, **options)
     assert level.capabilities.hidden_states
-    require_states(level, model)
+    require_states(level, model, (2, -1) if options else LAYERS)
     assert level.forward(InputBlock(torch.tensor([[3]] * 3), 1)).hidden is None
-
-
-@pytest.mark.parametrize("options", [{"prefill_chunk": 4}, {"pack": True}], ids=str)
-def test_in_pieces_and_packed(options: Any) -> None:
-    model = make("llama", 3)
-    require_states(HuggingFaceLevel(model, **options), model, (2, -1))
 
 
 def test_the_state_behind_the_last_layer_is_in_front_of_the_norm() -> None:
@@ -90,7 +89,6 @@ def test_the_state_behind_the_last_layer_is_in_front_of_the_norm() -> None:
     level = HuggingFaceLevel(model)
     level.prefill(torch.tensor([[5]]))
     hidden = level.forward(InputBlock(torch.tensor([[6, 7]]), 1, hidden_layers=(2, -1))).hidden
-    assert hidden is not None
     with torch.inference_mode():
         torch.testing.assert_close(model.model.norm(hidden[2]), hidden[-1])
 
@@ -108,14 +106,12 @@ def test_shared_caches() -> None:
     levels = [owner, twin, other]
     for level in levels:
         hidden = level.prefill(prompts)
-        assert hidden is not None
         for layer in LAYERS if level is not other else ():
             wanted = expected[layer][None, :8]
             torch.testing.assert_close(hidden[layer], wanted, rtol=1e-4, atol=1e-4)
     block = InputBlock(torch.tensor([text[8:12]]), 1, hidden_layers=LAYERS)
     for level in levels:
         out = level.forward(block)
-        assert out.hidden is not None
         # (The last one's logits are asked for.)
         skipped = 0 if level is levels[0] else 3
         assert skipped == (0 if out.skipped is None else int(out.skipped))
@@ -149,7 +145,6 @@ def test_nothing_stays_behind() -> None:
 
     before = hooks()
     empty = level.prefill(PromptBatch(torch.zeros(1, 0, dtype=torch.int64), None, 0, (1,)))
-    assert empty is not None
     assert empty[1].shape == (1, 0, 32)
     level.forward(
         InputBlock(torch.tensor([[6, 7]]), 1, RowCounts([1]), RowCounts([0]), hidden_layers=LAYERS)
@@ -187,7 +182,7 @@ def test_what_an_interrupt_leaves_behind_changes_no_later_pass(monkeypatch) -> N
     register = head.register_forward_pre_hook
 
     def interrupted(*arguments: object, **options: object) -> None:
-        register(*arguments, **options)  # type: ignore[arg-type]
+        register(*arguments, **options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(head, "register_forward_pre_hook", interrupted)

@@ -95,9 +95,7 @@ def test_context_too_long() -> None:
     assert chain.generate(PROMPT, 122, eos_token_id=[]).sequences.shape == (1, 128)
 
 
-def save_with_tokenizer(
-    place: Path, words: list[str], vocab: int, seed: int, layers: int = 1
-) -> Path:
+def save_with_tokenizer(place, words, vocab, seed, layers=1) -> Path:
     make("llama", layers, seed, vocab).save_pretrained(place)
     tokenizer = Tokenizer(
         models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])

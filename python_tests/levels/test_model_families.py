@@ -159,9 +159,7 @@ def test_a_model_that_places_tokens_by_itself_takes_one_prompt(quantised, monkey
     model = ps.quantize_w4(llama(), 32) if quantised else llama()
     forward = model.forward
 
-    def deaf(
-        input_ids: Any, position_ids: Any = None, logits_to_keep: int = 0, **others: Any
-    ) -> Any:
+    def deaf(input_ids, position_ids=None, logits_to_keep=0, **others) -> Any:
         return forward(input_ids=input_ids, logits_to_keep=logits_to_keep, **others)
 
     monkeypatch.setattr(model, "forward", deaf)
@@ -178,7 +176,7 @@ def test_a_model_that_places_tokens_by_itself_takes_one_prompt(quantised, monkey
         ps.Level(model, streaming=16)
 
 
-class Stubborn(hf.DynamicCache):  # type: ignore[misc]
+class Stubborn(hf.DynamicCache):
     """Says that it was cut."""
 
     def crop(self, *_: Any, **__: Any) -> None:
@@ -333,7 +331,7 @@ def test_embeddings_that_switch_bound_the_context(family: str) -> None:
     chain = ps.Chain([model, draft], [3])
     prompt = [5, 17, 80, 3, 3, 41]
     count = longest - len(prompt)
-    assert chain.levels[0].max_length == longest  # type: ignore[attr-defined]
+    assert chain.levels[0].max_length == longest
     model(torch.arange(64)[None])  # a text beyond it leaves its frequencies in the model
     out = chain.generate(prompt, count, eos_token_id=[])
     assert out.sequences[0].tolist() == without_cache(model, prompt, count)

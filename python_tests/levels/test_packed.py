@@ -460,7 +460,7 @@ def test_float32_is_packed_by_the_processor(capability, packs, monkeypatch) -> N
     assert texts[0].equal(texts[1])
     # All layers of this copy are in 4 bits, and nothing is left to pack.
     copy = ps.quantize_w4(small(), 32, head=True)
-    assert not ps.Chain([copy], pack="auto").levels[0].pack  # type: ignore[attr-defined]
+    assert not ps.Chain([copy], pack="auto").levels[0].pack
 
 
 @pytest.mark.parametrize("multiplies", [True, False])
@@ -482,7 +482,7 @@ def test_the_data_type_follows_from_the_processor(tmp_path, multiplies, pack, mo
     assert loaded(dtype=torch.float32) == [whole] * 3
     assert loaded(dtype="bfloat16") == [half] * 3
     given = ps.Chain([small(0, torch.bfloat16)], pack="auto").levels[0]
-    assert given.pack  # type: ignore[attr-defined]
+    assert given.pack
 
 
 def test_levels_of_the_users_own_stay() -> None:

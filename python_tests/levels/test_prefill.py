@@ -105,7 +105,7 @@ def test_rows_read_apart_are_what_they_are_alone(family: str) -> None:
         widths.append(tuple(piece.shape))
         return read(piece, counts, *layers)
 
-    level.append = watched  # type: ignore[method-assign]
+    level.append = watched
     for _ in range(2):  # the second batch finds a used cache
         widths.clear()
         level.prefill(PromptBatch(text, COUNTS, 400 if family == "llama" else 0))

@@ -31,7 +31,7 @@ def generate(made: Sequence[ps.HuggingFaceLevel], temperature: float) -> ps.Outp
     )
 
 
-class FoldedConfig(PretrainedConfig):  # type: ignore[misc]
+class FoldedConfig(PretrainedConfig):
     model_type = "folded"
 
     def __init__(self, **options: Any) -> None:
@@ -50,9 +50,7 @@ class Folded(SequenceState):
             [(0, torch.zeros(8))] for _ in range(rows)
         ]
 
-    def inputs(
-        self, tokens: int, counts: RowCounts | None = None, **more: object
-    ) -> dict[str, Any]:
+    def inputs(self, tokens, counts=None, **more) -> dict[str, Any]:
         self._counts = [tokens] * len(self.rows) if counts is None else list(counts)
         return {}
 
@@ -79,7 +77,7 @@ class Folded(SequenceState):
         self.rows = [self.rows[row] for row in rows]
 
 
-class FoldedModel(PreTrainedModel):  # type: ignore[misc]
+class FoldedModel(PreTrainedModel):
     config_class = FoldedConfig
     _supports_sdpa = True  # nothing attends to anything
 
@@ -94,13 +92,7 @@ class FoldedModel(PreTrainedModel):  # type: ignore[misc]
     def get_output_embeddings(self) -> torch.nn.Module:
         return self.lm_head
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        past_key_values: Folded | None = None,
-        position_ids: None = None,
-        **more: object,
-    ) -> CausalLMOutput:
+    def forward(self, input_ids, past_key_values=None, position_ids=None, **more) -> CausalLMOutput:
         state = Folded(len(input_ids), 1) if past_key_values is None else past_key_values
         if past_key_values is None:
             state.inputs(input_ids.shape[1])

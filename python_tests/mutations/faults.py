@@ -389,7 +389,7 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
         "runtime: a plan outlives the room of its rows": (
             "return 1 + max(0, left // (plan.max_pending[0] + 1))",
             "return 1 + max(0, left)",
-            "runtime/test_device_rounds.py::test_processors_and_ends_of_the_context_are_followed",
+            "runtime/test_device_rounds.py::test_rules_and_ends_of_the_context_are_followed",
         ),
     },
     "polyspec_ext/runtime/graphs.py": {
@@ -401,7 +401,7 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
         "runtime: a queued round passes the end of a context": (
             "short = member.max_length is not None and longest > member.max_length",
             "short = False",
-            "runtime/test_device_rounds.py::test_processors_and_ends_of_the_context_are_followed",
+            "runtime/test_device_rounds.py::test_rules_and_ends_of_the_context_are_followed",
         ),
         "runtime: a later pass overwrites the hidden states of a replay": (
             "hidden = {at: x.clone() for at, x in zip(",

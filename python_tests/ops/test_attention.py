@@ -14,14 +14,7 @@ from polyspec_ext.ops.decoder import attention
 LOWEST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.bfloat16)}
 
 
-def inputs(
-    batch: int,
-    heads: tuple[int, int],
-    tokens: int,
-    length: int,
-    widths: tuple[int, int] = (32, 32),
-    dtype: torch.dtype = torch.float32,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs(batch, heads, tokens, length, widths=(32, 32), dtype=torch.float32):
     """Queries as a model makes them, keys and values as they lie in a cache: a part of more."""
     random = torch.Generator().manual_seed(length)
     query = torch.randn(batch, tokens, heads[0], widths[0], generator=random).transpose(1, 2)
@@ -37,13 +30,7 @@ def causal(tokens: int, length: int, dtype: torch.dtype, hidden: float | None = 
     return mask.triu_(length - tokens + 1)[None, None]
 
 
-def reference(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-) -> torch.Tensor:
+def reference(query, key, value, mask, scale) -> torch.Tensor:
     share = query.shape[1] // key.shape[1]
     keys, values = (x.double().repeat_interleave(share, 1) for x in (key, value))
     scores = scale * query.double() @ keys.transpose(2, 3)
@@ -157,7 +144,7 @@ def test_lengths_are_what_their_mask_is(dtype: torch.dtype) -> None:
         ({"lengths": lengths.int()}, "lengths: expected int64"),
     ):
         with pytest.raises(RuntimeError, match=message):
-            attention(query, key, value, None, 0.2, **wrong)  # type: ignore[arg-type]
+            attention(query, key, value, None, 0.2, **wrong)
 
 
 def digest() -> str:

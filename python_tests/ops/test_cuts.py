@@ -44,7 +44,7 @@ def test_a_fault_behind_the_end_is_not_reported(device: torch.device) -> None:
 def test_errors_name_the_argument(block: dict[str, Any]) -> None:
     device = block["seed"].device
     with pytest.raises(TypeError, match="eos: expected"):
-        ps.verify(**block, eos=1.5)  # type: ignore[call-overload]
+        ps.verify(**block, eos=1.5)
     with pytest.raises(TypeError, match="eos: expected"):
         ps.verify(**block, eos=torch.zeros(2, device=device))
     with pytest.raises(ValueError, match=r"eos: expected ids >= 0.*given \[-2\]"):

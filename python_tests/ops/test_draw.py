@@ -22,9 +22,7 @@ ONE_FILTER = [Sampling(0.7), Sampling(1.3, min_p=0.1), Sampling(1.3)]
 SEEDS = [5, 2**64 - 1, 77]
 
 
-def drawing(
-    device: torch.device, dtype: torch.dtype = torch.float32, sampling: list[Sampling] = MIXED
-) -> dict[str, Any]:
+def drawing(device, dtype=torch.float32, sampling=MIXED) -> dict[str, Any]:
     made = RowParameters(BATCH, device).write(sampling, SEEDS)
     return {
         "logits": torch.randn(BATCH, 1, VOCAB, device=device).to(dtype),

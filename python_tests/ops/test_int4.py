@@ -11,9 +11,7 @@ from polyspec_ext.ops import decoder
 from polyspec_ext.quantization import weights as int4
 
 
-def matrix(
-    outputs: int, inputs: int, group: int, seed: int = 0
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def matrix(outputs, inputs, group, seed=0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(seed)
     values = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=random)
     form = (outputs, inputs // group)
@@ -22,9 +20,7 @@ def matrix(
     return values, scales, zeros
 
 
-def dequantised(
-    values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group: int
-) -> torch.Tensor:
+def dequantised(values, scales, zeros, group) -> torch.Tensor:
     parts = (values.double() - 8).unflatten(1, (-1, group))
     return (parts * scales[..., None] + zeros[..., None]).flatten(1)
 

@@ -115,10 +115,8 @@ def test_a_step_is_reported_to_the_rows_it_is_of_and_once() -> None:
     own, words = host()
     before = words.copy()
     step = own.next()
-    assert step is not None
     for others in (host(), host(3), host(1)):
         other = others[0].next()
-        assert other is not None
         with pytest.raises(ValueError, match="step: expected the one that `next` of this object"):
             own.report(other, drafted(), None, None)
     with pytest.raises(ValueError, match=r"tokens: expected shape \[2, W\]"):

@@ -101,7 +101,7 @@ def test_strided_parameters(device: torch.device) -> None:
     sparse = {n: v[::2] for n, v in whole.items()}
     packed = {n: v.contiguous() for n, v in sparse.items()}
     assert not sparse["seed"].is_contiguous()
-    assert equal(ps.sample(logits, **sparse), ps.sample(logits, **packed))  # type: ignore[arg-type]
+    assert equal(ps.sample(logits, **sparse), ps.sample(logits, **packed))
 
 
 def test_seed_is_64_bits(device: torch.device) -> None:

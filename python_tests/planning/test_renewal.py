@@ -45,13 +45,7 @@ class Step(NamedTuple):
 class Rows:
     """State rows of the runtime, walked through with the probability of every outcome."""
 
-    def __init__(
-        self,
-        windows: Sequence[int],
-        rounds: Sequence[int],
-        *texts: theory.Acceptance,
-        tail: int = 0,
-    ) -> None:
+    def __init__(self, windows, rounds, *texts, tail=0) -> None:
         self.levels, self.texts = len(windows) + 1, texts
         lengths = [len(text.remaining) for text in texts if text.remaining is not None]
         self.lengths = lengths
@@ -101,7 +95,6 @@ class Rows:
             for outcome in itertools.product(*options):
                 self.state.words.copy_(words)
                 step = self.state.next()  # it is reported once
-                assert step is not None
                 counts = [count for count, _ in outcome]
                 tokens = torch.zeros(len(counts), max(*counts, 0) + 1, dtype=torch.int64)
                 for row, text in enumerate(self.texts):
@@ -122,9 +115,7 @@ class Rows:
             words[:, shape.level_at(level) + shape.ROUND] = 0
         return tuple(words[:, : shape.log_at].flatten().tolist())
 
-    def _outcomes(
-        self, row: int, level: int, place: int, length: int, of_tail: int
-    ) -> list[tuple[int, float]]:
+    def _outcomes(self, row, level, place, length, of_tail) -> list[tuple[int, float]]:
         proposals, tail = self.texts[row].proposals, self.texts[row].tail
         if level == self.levels:
             given = tail if of_tail else proposals
@@ -147,9 +138,7 @@ def accepted_distribution(accept: Sequence[float]) -> Any:
     return reach - np.append(reach[1:], 0.0)
 
 
-def random_acceptance(
-    levels: int, length: int, *, proposals: bool = False, room: int | None = None
-) -> theory.Acceptance:
+def random_acceptance(levels, length, *, proposals=False, room=None) -> theory.Acceptance:
     """Of one text; room: of the request, beyond which an EOS ends it."""
     rng = np.random.default_rng(7)
     given = None
@@ -175,7 +164,6 @@ def chains(draw: st.DrawFn, most: int) -> tuple[list[int], list[int], int]:
 
 def test_texts_one_behind_the_other_are_apart() -> None:
     one, seconds = random_acceptance(3, 13), RandomSeconds()
-    assert one.remaining is not None
     both = theory.Acceptance(
         tuple(np.concatenate([a, a[4:]]) for a in one.levels),
         np.concatenate([one.remaining, one.remaining[4:]]),
@@ -234,7 +222,6 @@ def test_rows_of_a_batch_wait_for_each_other() -> None:
 
 
 def cut(text: theory.Acceptance, length: int) -> theory.Acceptance:
-    assert text.remaining is not None
     at = len(text.remaining) - length
 
     def last(given: Any) -> Any:
@@ -252,8 +239,6 @@ def cut(text: theory.Acceptance, length: int) -> theory.Acceptance:
 
 
 def behind(one: theory.Acceptance, other: theory.Acceptance) -> theory.Acceptance:
-    assert one.remaining is not None
-    assert other.remaining is not None
 
     def both(first: Any, second: Any) -> Any:
         if isinstance(first, theory.Proposals):

@@ -6,7 +6,6 @@ import copy
 import itertools
 import math
 import pickle
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,13 +21,7 @@ from polyspec_ext.runtime.plan import default_rounds
 NAMES = list(POLICIES)
 
 
-def rounds(
-    policy: policies.Adaptive,
-    accept: Sequence[float],
-    seconds: Any,
-    windows: Sequence[int],
-    count: int = 400,
-) -> list[list[int]]:
+def rounds(policy, accept, seconds, windows, count=400) -> list[list[int]]:
     """The windows that a policy of two levels chooses under `accept`, round by round."""
     report = RoundReport(0, windows, [1, 2, 3], 0)
     chosen, text, owed = [], [1, 2, 3], 0.0
@@ -113,9 +106,7 @@ def test_it_speculates_again(name: str) -> None:
     assert sum(w > 0 for (w,) in chosen[-200:]) > 190
 
 
-def three_levels(
-    policy: policies.Adaptive, accept: Sequence[tuple[float, float]], windows: Sequence[int]
-) -> list[list[int]]:
+def three_levels(policy, accept, windows) -> list[list[int]]:
     """The windows that a policy of three levels chooses under `accept`; 10, 3 and 1 ms a pass."""
     report, text, chosen = RoundReport(0, windows, [1, 2, 3], 0), [1, 2, 3], []
     owed = [0.0, 0.0]

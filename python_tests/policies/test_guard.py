@@ -188,9 +188,7 @@ def test_prompts_that_the_drafter_reads_count(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_TIMES)
 @pytest.mark.parametrize(("rows", "accept", "pays"), [(2, 0.8, True), (8, 0.8, False)])
-def test_one_row_reads_for_the_first_drafts_of_a_batch(
-    name: str, rows: int, accept: float, pays: bool
-) -> None:
+def test_one_row_reads_for_the_first_drafts_of_a_batch(name, rows, accept, pays) -> None:
     """Where the drafter takes long to read prompts, and drafting does not pay, only one is read;
     the others are read at once where it pays."""
     costs = replace(SHARED, read=0.05)

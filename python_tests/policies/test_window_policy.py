@@ -58,9 +58,7 @@ def test_rows_do_not_see_each_others_windows(at_once: bool) -> None:
     def run(prompts: Sequence[list[int]], seeds: list[int], numbers: list[int]) -> ps.Output:
         policy = Random(2, largest=5)
         choose = policy.next
-        policy.next = lambda report: choose(  # type: ignore[method-assign]
-            report._replace(request=numbers[report.request])
-        )
+        policy.next = lambda report: choose(report._replace(request=numbers[report.request]))
         chain = ps.Chain(make(3, 20, at_once), [2, 2], policy=policy, sync_each_step=not at_once)
         return chain.generate(prompts, 30, 1.0, seed=seeds, eos_token_id=[])
 

@@ -436,7 +436,7 @@ def test_arguments_of_transformers_have_a_hint() -> None:
             chain.batch([1], **{name: 1})  # no option of it
     for text in ("some text", ["some", "texts"]):
         with pytest.raises(TypeError, match=r"^input_ids: .*; tokenizer\(text\)\.input_ids has"):
-            chain.generate(text)  # type: ignore[arg-type]
+            chain.generate(text)
 
 
 @pytest.mark.parametrize(
@@ -552,7 +552,7 @@ def test_default_ends_outside_the_vocabulary_are_no_error() -> None:
     """Configurations name ids that a smaller vocabulary does not have; no caller passed them."""
     chain = plain()
     wanted = chain.generate([1], 9, eos_token_id=[]).sequences
-    chain.levels[0].eos_token_ids = (VOCAB, 50256, -1)  # type: ignore[attr-defined]
+    chain.levels[0].eos_token_ids = (VOCAB, 50256, -1)
     assert chain.generate([1], 9).sequences.equal(wanted)
 
 
@@ -585,12 +585,12 @@ def test_a_model_without_weights() -> None:
 def test_what_a_level_says_of_itself() -> None:
     for vocab_size in (0, -1, 2.5, "9", None, True, 2**31):
         level = toy.ToyLevel(VOCAB, 1)
-        level.vocab_size = vocab_size  # type: ignore[assignment]
+        level.vocab_size = vocab_size
         with pytest.raises((TypeError, ValueError), match=r"^levels\[0\], toy 1: .*vocab_size"):
             ps.Chain([level])
     level = toy.ToyLevel(VOCAB, 1)
     for device in ("meta", torch.device("mps"), "nowhere", 1.5):
-        level.device = device  # type: ignore[attr-defined]
+        level.device = device
         with pytest.raises((TypeError, ValueError), match=r"^levels\[0\], toy 1: .*device"):
             ps.Chain([level])
 

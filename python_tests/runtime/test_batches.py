@@ -126,7 +126,7 @@ def test_row_seeds() -> None:
     assert len(set(every)) == len(every)
     assert min(every) >= 0
     assert max(every) < 2**64
-    assert ps.row_seeds(np.int64(3), torch.tensor(2)) == ps.row_seeds(3, 2)  # type: ignore[arg-type]
+    assert ps.row_seeds(np.int64(3), torch.tensor(2)) == ps.row_seeds(3, 2)
     assert ps.row_seeds(3, 0) == []
 
 

@@ -28,9 +28,18 @@ invariant = pytest.mark.skipif(
 
 
 class Counting(HuggingFaceLevel):
-    """Counts the tokens that its passes read of prompts."""
+    """Counts the tokens that its passes read of prompts, and fails in one pass of all levels."""
 
     num_read = 0
+    error: BaseException = ArithmeticError("as planned")
+    left = 0  # passes up to the one that fails
+
+    def run(self, block: InputBlock) -> LevelOutput:
+        Counting.left -= 1
+        out = super().run(block)
+        if Counting.left == 0:
+            raise Counting.error
+        return out
 
     def append(self, tokens: torch.Tensor, *given: Any) -> Any:
         self.num_read += tokens.numel()
@@ -54,16 +63,11 @@ def copies(_: Path) -> list[Any]:
     return [target, Counting(copy, shares_cache_with=target), "early-exit:1"]
 
 
-def eagle(place: Path) -> list[Any]:
+def with_head(kind: str, place: Path, *between: Any) -> list[Any]:
     """Below a middle level with states for the head too."""
     target = packed(3)
-    head = head_for(target, "eagle", place, inner=64, head_dim=32, own_head=True)
-    return [target, packed(2), head]
-
-
-def trees(place: Path) -> list[Any]:
-    target = packed(3)
-    return [target, head_for(target, "medusa", place)]
+    head = head_for(target, kind, place, inner=64, head_dim=32, own_head=True)
+    return [target, *between, head]
 
 
 KINDS: dict[str, Callable[[Path], list[Any]]] = {
@@ -71,8 +75,8 @@ KINDS: dict[str, Callable[[Path], list[Any]]] = {
     "two": lambda _: [packed(3), packed(1)],
     "three": lambda _: [packed(3), packed(2), packed(1)],
     "copies": copies,
-    "eagle": eagle,
-    "trees": trees,
+    "eagle": lambda place: with_head("eagle", place, packed(2)),
+    "trees": lambda place: with_head("medusa", place),
     "words": lambda _: [packed(3), "ngram"],
     # In caches that take one sequence.
     "single": lambda _: [packed(layers, new_cache=DynamicCache) for layers in (3, 1)],
@@ -82,7 +86,7 @@ KINDS: dict[str, Callable[[Path], list[Any]]] = {
 
 def conversation(levels: list[Any], temperature: float, cache: bool) -> list[Any]:
     """Hold three turns; the second goes on after a part of the first answer."""
-    chain = ps.Chain(levels)
+    chain, Counting.left = ps.Chain(levels), 0
     for level in levels:
         if isinstance(level, Counting):
             level.num_read = 0
@@ -131,17 +135,9 @@ def test_a_conversation_is_what_it_is_when_all_is_read(kind, temperature, tmp_pa
     "between",
     ["a level by hand", "another chain", "a failure", "an interrupt", "more rows", "another text"],
 )
-def test_copies_stay_whatever_is_done_with_the_levels(between: str) -> None:
-    class Failing(Counting):
-        error: BaseException | None = None
-
-        def run(self, block: InputBlock) -> LevelOutput:
-            out = super().run(block)
-            if self.error is not None:
-                raise self.error
-            return out
-
-    target, draft = Failing(model(3)), Counting(model(1))
+def test_copies_stay_whatever_is_done_with_the_levels(between: str, monkeypatch: Any) -> None:
+    Counting.left = 0
+    target, draft = Counting(model(3)), Counting(model(1))
     chain = ps.Chain([target, draft])
     first = list(chain.stream(TEXT, 9, eos_token_id=[], cache_prompt=True))
     text = [*TEXT, *first, 5, 6]
@@ -155,10 +151,11 @@ def test_copies_stay_whatever_is_done_with_the_levels(between: str) -> None:
     elif between in ("a failure", "an interrupt"):
         stream = chain.stream([*TEXT, 5], 9, eos_token_id=[], cache_prompt=True)
         next(stream)
-        target.error = KeyboardInterrupt() if between == "an interrupt" else ValueError("wrong")
-        with pytest.raises(type(target.error)):
+        kind = KeyboardInterrupt if between == "an interrupt" else ArithmeticError
+        monkeypatch.setattr(Counting, "error", kind("as planned"))
+        Counting.left = 1
+        with pytest.raises(kind):
             list(stream)
-        target.error = None
     elif between == "more rows":
         chain.generate([TEXT, TEXT], 4, eos_token_id=[])
     else:
@@ -194,7 +191,7 @@ def test_nothing_is_kept_unasked_for() -> None:
         assert columns.of_stats(stream.stats).startswith(told)
     for wrong in (1, "yes", None):
         with pytest.raises(TypeError, match="cache_prompt: expected True or False"):
-            chain.stream(TEXT, 4, cache_prompt=wrong)  # type: ignore[arg-type]
+            chain.stream(TEXT, 4, cache_prompt=wrong)
 
 
 # Begins of the prompts of a server's requests, and their questions.
@@ -206,45 +203,12 @@ ASKED: list[dict[str, Any]] = [
 REQUEST = st.tuples(st.sampled_from(BEGINS), st.sampled_from([2, 14, 25]), st.sampled_from(ASKED))
 
 
-class Faulty(Counting):
-    """Fails in one pass, of all levels."""
-
-    left = 0
-
-    def run(self, block: InputBlock) -> LevelOutput:
-        Faulty.left -= 1
-        out = super().run(block)
-        if Faulty.left == 0:
-            raise ArithmeticError("as planned")
-        return out
-
-
-def faulty(layers: int) -> Faulty:
-    return Faulty(model(layers), pack=True)
-
-
-def shared(_: Path) -> list[Any]:
-    """A copy in the target's cache; the model below has a separate cache."""
-    target = faulty(3)
-    copy = ps.quantize_w4(target.model, 32, head=True)
-    return [target, Faulty(copy, shares_cache_with=target), faulty(1)]
-
-
-def with_head(kind: str) -> Callable[[Path], list[Any]]:
-    def make(place: Path) -> list[Any]:
-        target = faulty(3)
-        return [target, head_for(target, kind, place, inner=64, head_dim=32, own_head=True)]
-
-    return make
-
-
 SERVED: dict[str, Callable[[Path], list[Any]]] = {
-    "three": lambda _: [faulty(3), faulty(2), faulty(1)],
-    "shared": shared,
-    "lookup": lambda place: [*shared(place)[:2], ps.PromptLookup(2, 1)],
-    "streaming": lambda _: [faulty(3), Faulty(model(1), streaming=8)],
-    "eagle": with_head("eagle"),
-    "medusa": with_head("medusa"),
+    **{kind: KINDS[kind] for kind in ("three", "streaming", "trees")},
+    # The model below has a separate cache.
+    "shared": lambda place: [*copies(place)[:2], packed(1)],
+    "lookup": lambda place: [*copies(place)[:2], ps.PromptLookup(2, 1)],
+    "eagle": lambda place: with_head("eagle", place),
 }
 
 
@@ -252,7 +216,7 @@ SERVED: dict[str, Callable[[Path], list[Any]]] = {
 @pytest.mark.parametrize("kind", SERVED)
 def test_requests_that_come_and_go_have_their_texts(kind: str, tmp_path: Path) -> None:
     """Bit by bit, with kept prompts, in slots that others leave, and after a pass that failed."""
-    Faulty.left = 0
+    Counting.left = 0
     chain = ps.Chain(SERVED[kind](tmp_path))
     known: dict[str, ps.Output] = {}
 
@@ -264,13 +228,13 @@ def test_requests_that_come_and_go_have_their_texts(kind: str, tmp_path: Path) -
         st.one_of(st.just(0), st.integers(1, 40)),
     )
     def check(requests: list[Any], slots: int, cache_tokens: int, fails: int) -> None:
-        Faulty.left = 0
+        Counting.left = 0
         for _, one in requests:
             if str(one) not in known:
                 known[str(one)] = chain.generate([one[0][: one[1]]], **one[2])
         server, step = ps.Server(chain, slots, cache_tokens=cache_tokens), 0
         events: dict[int, list[Any]] = {}
-        wanted, Faulty.left = {}, fails
+        wanted, Counting.left = {}, fails
         while len(events) < len(requests) or server.running or server.waiting:
             for begin, length, options in [one for at, one in requests if at == step]:
                 number = server.add(begin[:length], **options)

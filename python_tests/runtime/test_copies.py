@@ -97,7 +97,7 @@ def test_a_copy_gives_the_same_tokens_and_is_independent(kind, way) -> None:
                 for weight in level.model.parameters():
                     weight.zero_()
             else:
-                level.table.zero_()  # type: ignore[attr-defined]
+                level.table.zero_()
     del chain, both, level, begun
     gc.collect()
     assert list(used.stream([1, 2, 1], 20, **stream)) == wanted
@@ -107,11 +107,11 @@ def test_what_is_shared_stays_shared() -> None:
     chain = shared()
     again = copy.deepcopy(chain)
     owner, member = again.levels
-    assert member.cache is owner.cache  # type: ignore[attr-defined]
-    assert owner.cache is not chain.levels[0].cache  # type: ignore[attr-defined]
+    assert member.cache is owner.cache
+    assert owner.cache is not chain.levels[0].cache
     model = models()[0]
     both = copy.deepcopy(ps.Chain([ps.HuggingFaceLevel(model), ps.HuggingFaceLevel(model)], [3]))
-    assert both.levels[0].model is both.drafter.level.model is not model  # type: ignore[attr-defined,union-attr]
+    assert both.levels[0].model is both.drafter.level.model is not model
 
 
 def test_a_copy_captures_steps_of_its_own() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,9 +30,7 @@ def test_the_target_s_logits_are_those_behind_the_tokens() -> None:
         seen.append({number: [] for number in range(3)})
         rows = seen[-1]
 
-        def observe(
-            number: int, logits: torch.Tensor, rows: dict[int, list[torch.Tensor]] = rows
-        ) -> None:
+        def observe(number, logits, rows=rows) -> None:
             rows[number].append(logits.clone())
 
         batch = chain.batch(PROMPTS, 20, temperature=1.0, seed=1, eos_token_id=[], observe=observe)
@@ -91,20 +88,10 @@ def test_rounds_that_need_the_host_are_named() -> None:
         of(a, ps.PromptLookup(), window=[4])
 
 
-def test_processors_and_ends_of_the_context_are_followed() -> None:
-    from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
-
+def test_rules_and_ends_of_the_context_are_followed() -> None:
     _, alone = chains([4, 2])
-    model = alone.levels[0].model  # type: ignore[attr-defined]
     with counted() as seen:
-        model.generate(
-            torch.tensor([PROMPTS[0]]),
-            custom_generate=ps.custom_generate,
-            chain=alone,
-            max_new_tokens=9,
-            logits_processor=LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)]),
-            do_sample=False,
-        )
+        alone.generate(PROMPTS[0], 9, rules=ps.LogitsRules(repetition_penalty=1.3))
     assert not seen
     # 256 positions: drafts that overshoot the last would have none.
     followed, alone = chains([4, 2])
@@ -138,9 +125,7 @@ def test_a_row_of_nans(faulty: int, at: int, first: int) -> None:
         head, calls = one.model.lm_head, iter(range(1, 10_000))
         forward = head.forward
 
-        def poisoned(
-            x: torch.Tensor, forward: Any = forward, calls: Iterator[int] = calls
-        ) -> torch.Tensor:
+        def poisoned(x, forward=forward, calls=calls) -> torch.Tensor:
             logits: torch.Tensor = forward(x)
             if logits.shape[0] == len(PROMPTS) and next(calls) > at:
                 logits[1, first:] = math.nan

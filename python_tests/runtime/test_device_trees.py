@@ -47,15 +47,7 @@ def heads(request: pytest.FixtureRequest, tmp_path: Path) -> Heads:
     return Heads(lambda target, tree: head_for(target, kind, tmp_path, tree), trees)
 
 
-def chain_of(
-    heads: Heads,
-    window: list[int],
-    tree: Any = ...,
-    shared: bool = False,
-    captured: Any = None,
-    sync: bool | None = False,
-    **options: Any,
-) -> ps.Chain:
+def chain_of(heads, window, tree=..., shared=False, captured=None, sync=False, **options):
     """`tree`: the first by default; `shared`: levels are 4-bit copies in the target's cache."""
     levels: list[Any] = [level(0, 3, "level 0", captured is not None, **SHARP)]
     for i in range(1, len(window)):

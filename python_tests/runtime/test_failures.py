@@ -26,7 +26,7 @@ PACKAGE = str(Path(ps.__file__).parent)
 class Growing(HuggingFaceLevel):
     """A level that does not know the final length of its rows, so that its cache grows."""
 
-    def prefill(self, prompts: PromptBatch) -> Any:  # type: ignore[override]
+    def prefill(self, prompts: PromptBatch) -> Any:
         return super().prefill(prompts._replace(capacity=0))
 
 
@@ -323,12 +323,6 @@ def test_an_observer_or_a_stream_that_fails() -> None:
 # ---- leaks ---------------------------------------------------------------------------------------
 
 
-def two_levels(alone: bool = False) -> tuple[ps.Chain, list[HuggingFaceLevel]]:
-    """`alone`: rounds of the target without host synchronisation, as on a CUDA device."""
-    levels = [HuggingFaceLevel(model(seed, 1), name=f"level {seed}") for seed in range(2)]
-    return ps.Chain(levels, [2], sync_each_step=not alone), levels
-
-
 def living() -> tuple[int, int]:
     gc.collect()
     objects = gc.get_objects()
@@ -367,7 +361,8 @@ def calls(chain: ps.Chain, levels: list[HuggingFaceLevel], count: int) -> Iterat
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 @pytest.mark.parametrize("alone", [False, True], ids=["step by step", "at once"])
 def test_hundreds_of_calls_leave_nothing_behind(alone: bool) -> None:
-    chain, levels = two_levels(alone)
+    levels = [HuggingFaceLevel(model(seed, 1), name=f"level {seed}") for seed in range(2)]
+    chain = ps.Chain(levels, [2], sync_each_step=not alone)
     list(calls(chain, levels, 60))
     # The kept state depends on the rows that left in the last call: the same call before each
     # count.

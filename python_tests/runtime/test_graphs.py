@@ -162,7 +162,7 @@ def test_rows_that_end_leave_where_steps_are_not_captured() -> None:
 def test_a_cache_s_graphs_go_when_it_goes() -> None:
     chain, graphs = make([3], True)
     chain.generate(PROMPTS[:1], 30, **OPTIONS)
-    old = weakref.ref(chain.levels[0].cache)  # type: ignore[attr-defined]
+    old = weakref.ref(chain.levels[0].cache)
     first = len(graphs)
     assert first == graphs.num_captures > 0
     gc.disable()
@@ -221,7 +221,7 @@ def test_graphs_are_bounded_and_the_oldest_goes() -> None:
     direct = SimpleNamespace(capture=lambda step: ((lambda: None), step()))
 
     def run(kind: str, *key: object) -> None:
-        graphs.run(kind, key, lambda: (runs.append(key),))  # type: ignore[func-returns-value]
+        graphs.run(kind, key, lambda: (runs.append(key),))
 
     graphs = Graphs(direct, limit=2)
     for size in (1, 2, 3):

@@ -35,9 +35,7 @@ V = 11
 EOS = [1, 4]
 
 
-def processed(
-    rules: dict[str, Any], prompt: int, text: Sequence[int], row: torch.Tensor, eos: list[int]
-) -> torch.Tensor:
+def processed(rules, prompt, text, row, eos) -> torch.Tensor:
     """Return logits ``[1, V]`` after a text as transformers changes them for `rules`."""
     found = LogitsProcessorList()
     if bias := rules.get("logit_bias"):

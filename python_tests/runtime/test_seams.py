@@ -79,7 +79,6 @@ def test_a_drafter_reads_the_states_of_the_target_where_it_has_them() -> None:
 
     class Sources(HiddenDrafter):
         def draft(self, inputs: DraftInput) -> DraftBlock:
-            assert inputs.hidden is not None
             text, begin = inputs.text(0).tolist(), int(inputs.hidden.positions[0])
             read = len(levels[0].caches[0])
             assert levels[0].caches[0] == text[:read]
@@ -138,7 +137,7 @@ def test_a_users_level_begins_behind_copies(place: int) -> None:
         text = [*text, *more, 1]
 
     class Silent(Going):
-        restore = property()  # type: ignore[assignment]
+        restore = property()
 
     wrong = levels()
     wrong[place] = Silent(V, 1, name="silent")

@@ -117,7 +117,7 @@ def test_what_is_refused() -> None:
     assert "tail=3" in repr(ps.Chain(made, [2, 2], tail=3))
     for bad, error in ((-1, ValueError), (1.5, TypeError), (True, TypeError), ([1], TypeError)):
         with pytest.raises(error, match=r"^tail: expected "):
-            ps.Chain(made, [2, 2], tail=bad)  # type: ignore[arg-type]
+            ps.Chain(made, [2, 2], tail=bad)
     with pytest.raises(ValueError, match=r"^tail: expected 0 for 2 levels, .*, given 1$"):
         ps.Chain(made[:2], [2], tail=1)
     with pytest.raises(ValueError, match=r"^tail: expected 0 for 1 levels, .*, given 1$"):

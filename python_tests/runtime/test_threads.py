@@ -78,7 +78,7 @@ def test_chains_that_share_a_level_do_not_work_at_once(shared: int) -> None:
     """The second would otherwise read and write the cache in the middle of the first one's pass."""
     chain, gate = setting(shared, "forward")
     levels = toy_rows.make(3)
-    levels[shared] = [*chain.levels, chain.drafter.level][shared]  # type: ignore[union-attr]
+    levels[shared] = [*chain.levels, chain.drafter.level][shared]
     other = ps.Chain(levels, [3, 2])
     wanted = generate(chain)
     with Waiting(gate, 4, lambda: generate(chain)) as first:

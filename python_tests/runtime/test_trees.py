@@ -44,7 +44,7 @@ def test_levels_without_trees_are_named() -> None:
 
     level = OnDevice(V, 1)
     drafter.capabilities = replace(drafter.capabilities, keeps_lengths=True)
-    drafter.reserve_span = drafter.note_lengths = None  # type: ignore[attr-defined]
+    drafter.reserve_span = drafter.note_lengths = None
     with pytest.raises(
         ValueError, match=r"^sync_each_step: .* since tree drafts trees of any size"
     ):

@@ -577,7 +577,6 @@ def process(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command += ["--threads", "1", *options]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
-        assert running.stderr is not None
         line = running.stderr.readline()
         assert " at http://127.0.0.1:" in line, line + running.stderr.read()
         yield running, line.split()[-1]

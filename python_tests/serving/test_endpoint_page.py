@@ -274,9 +274,7 @@ def test_every_width_in_light_and_dark(tab: browser.Page, width: int, scheme: st
         ("Promise.resolve(new Response('<html>', {status: 502}))", "The server has failed"),
     ],
 )
-def test_errors_are_sentences_and_the_question_can_be_asked_again(
-    tab: browser.Page, answer: str, sentence: str
-) -> None:
+def test_errors_are_sentences_and_the_question_can_be_asked_again(tab, answer, sentence) -> None:
     tab.evaluate(FAIL.format(answer=answer))
     ask(tab, tiny.QUESTIONS[0], 1)
     assert sentence in tab.evaluate("document.querySelector('.error').innerText")

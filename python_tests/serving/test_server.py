@@ -27,9 +27,7 @@ VOCAB = 7
 Admitting = toy_rows.Admitting
 
 
-def serve(
-    server: ps.Server, requests: Sequence[dict[str, Any]], joins: Sequence[int] = ()
-) -> list[list[Event]]:
+def serve(server, requests, joins=()) -> list[list[Event]]:
     """Return the events of each request; request i is added before step ``joins[i]``."""
     events: dict[int, list[Event]] = {}
     ids: list[int] = []
@@ -145,13 +143,8 @@ def test_rules_and_alternatives_are_those_of_the_request() -> None:
 
 
 def alone(chain: ps.Chain, request: dict[str, Any]) -> ps.Output:
-    return chain.generate(
-        [request["prompt"]],
-        request["max_new_tokens"],
-        request["temperature"],
-        seed=request["seed"],
-        eos_token_id=[],
-    )
+    options = {name: request.get(name) for name in ("max_new_tokens", "temperature", "seed")}
+    return chain.generate([request["prompt"]], **options, eos_token_id=[])
 
 
 # ---- requests that fail --------------------------------------------------------------------------
@@ -185,36 +178,28 @@ class Unwilling:
 def test_a_request_that_fails_ends_alone(how: str) -> None:
     def chain(broken: bool) -> ps.Chain:
         levels: list[Any] = [Admitting(VOCAB, 11, 1.2), Admitting(VOCAB, 12, 1.2)]
-        if broken and how == "draft level":
-            levels[1] = Broken(VOCAB, 12, 1.2, how="nan")
-        elif broken and how != "drafter":
-            levels[0] = Broken(VOCAB, 11, 1.2, how=how)
         if how == "drafter":
             levels[1] = Unwilling()
+        elif broken:
+            place = how == "draft level"
+            kind = "raises" if how == "raises" else "nan"
+            levels[place] = Broken(VOCAB, 11 + place, 1.2, how=kind)
         return ps.Chain(levels, [3], check_vocabulary=False)
 
-    requests = [
-        {"prompt": [6 if i == 2 else i, 6 if i == 2 else 1], "seed": i, "max_new_tokens": 20}
-        for i in range(5)
+    sampled = {"temperature": 1.0, "eos_token_id": [], "max_new_tokens": 20}
+    prompts = [[0, 1], [1, 1], [6, 6], [3, 1], [4, 1]]
+    requests = [{"prompt": p, "seed": i, **sampled} for i, p in enumerate(prompts)]
+    sound = chain(False)
+    wanted = [
+        [] if how == "drafter" and i == 2 else alone(sound, one).new_tokens[0]
+        for i, one in enumerate(requests)
     ]
-    requests = [{**one, "temperature": 1.0, "eos_token_id": []} for one in requests]
-    if how == "drafter":
-        sound = chain(True)
-        wanted = [
-            alone(sound, one).new_tokens[0] if i != 2 else [] for i, one in enumerate(requests)
-        ]
-    else:
-        wanted = [alone(chain(False), one).new_tokens[0] for one in requests]
     served = serve(ps.Server(chain(True), 3), requests, [0, 0, 1, 1, 2])
-    failed = []
+    failed = [number for number, events in enumerate(served) if events[-1].error is not None]
     for number, events in enumerate(served):
         tokens = tokens_of(events)
-        if events[-1].finish_reason == "error":
-            failed.append(number)
-            assert events[-1].error is not None
-            assert tokens == wanted[number][: len(tokens)]
-            continue
-        assert tokens == wanted[number]
+        assert (events[-1].finish_reason == "error") == (number in failed)
+        assert tokens == wanted[number][: len(tokens) if number in failed else None]
     assert 2 in failed
     assert how != "drafter" or failed == [2]
 
@@ -231,11 +216,11 @@ def test_short_prompts_are_read_together_beside_others(kind: str) -> None:
         levels.append(tiny.path("drafter"))
     chain = ps.Chain(levels, [4])
     lengths = [3, 12, 15, 1, 11, 400]
+    sampled = {"temperature": 0.9, "max_new_tokens": 20, "eos_token_id": []}
     requests: list[dict[str, Any]] = [
-        {"prompt": [(7 * i + j) % 90 + 5 for j in range(n)], "max_new_tokens": 20, "seed": i}
+        {"prompt": [(7 * i + j) % 90 + 5 for j in range(n)], "seed": i, **sampled}
         for i, n in enumerate(lengths)
     ]
-    requests = [{**one, "temperature": 0.9} for one in requests]
     wanted = [alone(chain, one) for one in requests]
     passes: list[tuple[int, int]] = []
     append = HuggingFaceLevel.append
@@ -245,11 +230,11 @@ def test_short_prompts_are_read_together_beside_others(kind: str) -> None:
         return append(level, tokens, *given)
 
     server = ps.Server(chain, 6)
-    ids = [server.add(**requests[0], eos_token_id=[])]
+    ids = [server.add(**requests[0])]
     events = {ids[0]: server.step()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HuggingFaceLevel, "append", noted)
-        ids += [server.add(**one, eos_token_id=[]) for one in requests[1:]]
+        ids += [server.add(**one) for one in requests[1:]]
         events.update({one: [] for one in ids[1:]})
         for event in server.step():
             events[event.request].append(event)
@@ -265,61 +250,60 @@ def test_short_prompts_are_read_together_beside_others(kind: str) -> None:
         assert logprobs_of(events[request]) == out.logprobs[0]
 
 
-@pytest.mark.parametrize("joins", [[0, 0, 0, 0], [0, 1, 2, 3]])
-def test_a_request_whose_prompt_cannot_be_read_ends_alone(joins: list[int]) -> None:
-    """Read together with others, and while a batch runs."""
-    together: list[int] = []
+class Refusing(Admitting):
+    """Has no room for a text that begins with token 6. A list notes rows that are read together.
 
-    class Refusing(Admitting):
-        def extend(self, sequence: list[int], tokens: torch.Tensor, layers: Any) -> None:
-            if tokens[0, 0] == 6:
-                raise MemoryError("no room")
-            super().extend(sequence, tokens, layers)
+    Args:
+        admits: such a text is read, and has no room in the batch.
+    """
 
-        def extend_together(self, sequences: Any, tokens: torch.Tensor, *more: Any) -> None:
-            together.append(len(sequences))
-            if 6 in tokens[:, 0]:
-                raise MemoryError("no room")
-            super().extend_together(sequences, tokens, *more)
+    def __init__(self, seed: int, admits: bool) -> None:
+        super().__init__(VOCAB, seed, 1.2)
+        self.admits, self.together = admits, list[int]()
 
-        def prefill(self, prompts: Any) -> None:
-            if prompts.tokens.numel() and 6 in prompts.tokens[:, 0]:
-                raise MemoryError("no room")
-            super().prefill(prompts)
+    def require(self, begins: Sequence[int]) -> None:
+        if 6 in begins and not self.admits:
+            raise MemoryError("no room")
 
-        def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-            if any(row[0] == 6 for row, n in zip(tokens.tolist(), counts, strict=True) if n):
-                raise MemoryError("no room")
-            super().read(tokens, counts)
+    def extend(self, sequence: list[int], tokens: torch.Tensor, layers: Any) -> None:
+        self.require([int(tokens[0, 0])])
+        super().extend(sequence, tokens, layers)
 
-    requests = [{"prompt": [i, 1], "max_new_tokens": 9, "seed": i} for i in (1, 6, 2, 3)]
-    chain = ps.Chain([Refusing(VOCAB, 11, 1.2), Admitting(VOCAB, 12, 1.2)], [3])
-    first, broken, *others = serve(ps.Server(chain, 3), requests, joins)
-    assert isinstance(broken[-1].error, MemoryError)
-    assert [len(tokens_of(one)) for one in (first, *others)] == [9] * 3
-    assert together == ([] if joins[1] else [3])
+    def extend_together(self, sequences: Any, tokens: torch.Tensor, *more: Any) -> None:
+        self.together.append(len(sequences))
+        self.require(tokens[:, 0].tolist())
+        super().extend_together(sequences, tokens, *more)
+
+    def prefill(self, prompts: Any) -> None:
+        self.require([row[0] for row in prompts.tokens.tolist() if row])
+        super().prefill(prompts)
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        self.require([row[0] for row, n in zip(tokens.tolist(), counts, strict=True) if n])
+        super().read(tokens, counts)
+
+    def admit(self, *given: Any) -> None:
+        if any(6 in sequence[:1] for sequence in given[0]):
+            raise MemoryError("no room")
+        super().admit(*given)
 
 
-def test_a_request_that_cannot_join_ends_alone() -> None:
-    """A level has the new row already when another fails."""
+LATER = [0, 1, 2, 3]
 
-    class Narrow(Admitting):
-        def admit(self, *given: Any) -> None:
-            if any(6 in sequence for sequence in given[0]):
-                raise MemoryError("no room")
-            super().admit(*given)
 
-    def chain(kind: Any) -> ps.Chain:
-        return ps.Chain([Admitting(VOCAB, 11, 1.2), kind(VOCAB, 12, 1.2)], [3])
-
-    requests: list[dict[str, Any]] = [
-        {"prompt": [i, 1], "max_new_tokens": 20, "temperature": 1.0, "seed": i} for i in (1, 6, 2)
-    ]
-    wanted = [alone(chain(Admitting), one).new_tokens[0] for one in requests]
-    requests = [{**one, "eos_token_id": []} for one in requests]
-    first, broken, last = serve(ps.Server(chain(Narrow), 3), requests, [0, 2, 3])
-    assert isinstance(broken[-1].error, MemoryError)
-    assert [tokens_of(sound(first)), tokens_of(sound(last))] == [wanted[0], wanted[2]]
+@pytest.mark.parametrize(("joins", "admits"), [([0] * 4, False), (LATER, False), (LATER, True)])
+def test_a_request_whose_prompt_has_no_room_ends_alone(joins: list[int], admits: bool) -> None:
+    """Read together with others, and while a batch runs, where the level above has its row."""
+    sampled = {"temperature": 1.0, "eos_token_id": [], "max_new_tokens": 9}
+    requests = [{"prompt": [i, 1], "seed": i, **sampled} for i in (1, 6, 2, 3)]
+    levels = [Admitting(VOCAB, 11, 1.2), Admitting(VOCAB, 12, 1.2)]
+    wanted = [alone(ps.Chain(levels, [3]), one).new_tokens[0] for one in requests]
+    level = Refusing(11 + admits, admits)
+    levels[admits] = level
+    served = serve(ps.Server(ps.Chain(levels, [3]), 3), requests, joins)
+    assert isinstance(served.pop(1)[-1].error, MemoryError)
+    assert [tokens_of(sound(one)) for one in served] == [wanted[0], *wanted[2:]]
+    assert admits or level.together == ([] if joins[1] else [3])
 
 
 # ---- the queue -----------------------------------------------------------------------------------
@@ -413,12 +397,12 @@ def test_windows_are_bounded_by_request(bound: int) -> None:
         [min(5, bound), min(3, bound)],
         check_vocabulary=False,
     )
-    request: dict[str, Any] = {"max_new_tokens": 25, "temperature": 1.0, "seed": 1}
+    request = {"max_new_tokens": 25, "temperature": 1.0, "seed": 1, "eos_token_id": []}
     wanted = alone(narrow, {"prompt": [1, 2], **request}).new_tokens[0]
     free = alone(chain, {"prompt": [3], **request}).new_tokens[0]
     both = [
-        {"prompt": [1, 2], "speculation": bound or False, "eos_token_id": [], **request},
-        {"prompt": [3], "eos_token_id": [], **request},
+        {"prompt": [1, 2], "speculation": bound or False, **request},
+        {"prompt": [3], **request},
     ]
     served = serve(ps.Server(chain, 2), both)
     assert [tokens_of(own) for own in served] == [wanted, free]
@@ -446,13 +430,12 @@ def test_a_prompt_is_read_by_the_levels_that_draft() -> None:
 
     levels = [Admitting(VOCAB, 11, 1.2), Counting(VOCAB, 12, 1.2)]
     chain = ps.Chain(levels, [3], policy=Late())
+    sampled = {"temperature": 1.0, "eos_token_id": []}
     requests: list[dict[str, Any]] = [
-        {"prompt": [i] * 12, "max_new_tokens": 30 + 20 * i, "temperature": 1.0, "seed": i}
-        for i in range(3)
+        {"prompt": [i] * 12, "max_new_tokens": 30 + 20 * i, "seed": i, **sampled} for i in range(3)
     ]
     wanted = [alone(chain, one).new_tokens[0] for one in requests]
     levels[1].begun = levels[1].late = 0
-    requests = [{**one, "eos_token_id": []} for one in requests]
     served = serve(ps.Server(chain, 3), requests, [0, 1, 2])
     assert [tokens_of(sound(own)) for own in served] == wanted
     assert levels[1].begun == 0
@@ -481,11 +464,8 @@ def with_lookup(captured: bool) -> tuple[ps.Chain, Graphs | None]:
 @pytest.mark.parametrize("made", [partial(captured_chains.make, [4, 2]), with_lookup])
 def test_captured_rounds_serve_on_while_rows_join_and_leave(made: Any) -> None:
     """Replace CUDA by a recorder: graphs replay operators on the memory of their capture."""
-    requests = [
-        {"prompt": [1 + i, 2, 3], "max_new_tokens": 12, "temperature": 1.0, "seed": i}
-        for i in range(14)
-    ]
-    requests = [{**one, "eos_token_id": []} for one in requests]
+    sampled = {"max_new_tokens": 12, "temperature": 1.0, "eos_token_id": []}
+    requests = [{"prompt": [1 + i, 2, 3], "seed": i, **sampled} for i in range(14)]
     plain, _ = made(False)
     wanted = [alone(plain, one).new_tokens[0] for one in requests]
     chain, graphs = made(True)

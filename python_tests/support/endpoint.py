@@ -62,7 +62,6 @@ class Served:
 
     def counts(self) -> dict[str, int]:
         """Return the counts that a leak would raise."""
-        assert self._loop is not None
         return {
             "tasks": len(asyncio.all_tasks(self._loop)),
             "threads": threading.active_count(),

@@ -66,7 +66,7 @@ def test_stub_members_are_the_modules() -> None:
     for name, node in classes.items():
         real = getattr(_C, name)
         if name in ("StepKind", "PolicyKind"):
-            values = {t.id for a in node.body if isinstance(a, ast.Assign) for t in a.targets}  # type: ignore[attr-defined]
+            values = {t.id for a in node.body if isinstance(a, ast.Assign) for t in a.targets}
             assert values == set(real.__members__)
             continue
         methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
@@ -221,9 +221,7 @@ BUILT = (
 )
 
 
-def gpu_script(
-    tmp_path: Path, steps: str = ".*", **commands: str
-) -> tuple[int, list[list[str]], str, Path]:
+def gpu_script(tmp_path, steps=".*", **commands) -> tuple[int, list[list[str]], str, Path]:
     """Return the exit code, the table's rows as (step, result), the text below the table and OUT,
     of .ci/gpu with stubs for commands."""
     folder, out, build = tmp_path / "bin", tmp_path / "out", tmp_path / "build"

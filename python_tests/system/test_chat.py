@@ -49,9 +49,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, 
     return status, out.out, out.err
 
 
-def talk(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lines: str, *words: object
-) -> tuple[int, str, list[str]]:
+def talk(capsys, monkeypatch, lines, *words) -> tuple[int, str, list[str]]:
     seen: list[str] = []
     begin = ps.Chain.begin
 
@@ -568,7 +566,7 @@ def test_texts_without_a_tokenizer(untrained: Path, tmp_path: Path) -> None:
     plain = ps.Chain([with_template(untrained, tmp_path, None)])
     for bad, error in (([], ValueError), (3, TypeError), ([3], TypeError)):
         with pytest.raises(error, match=r"prompt: |input_ids: "):
-            plain.generate_text(bad, 2)  # type: ignore[arg-type]
+            plain.generate_text(bad, 2)
     with pytest.raises(ValueError, match="system: expected a target with a chat template"):
         plain.generate_text("2 + 2 =", 2, system="Be brief.")
     with pytest.raises(TypeError, match=r"temprature: .*did you mean temperature"):
@@ -634,7 +632,7 @@ def test_chat_refuses(untrained: Path, tmp_path: Path, instruct: Path) -> None:
     with pytest.raises(ValueError, match="max_new_tokens: expected"):
         chain.chat(messages, -1)
     with pytest.raises(TypeError, match="messages: expected mappings"):
-        chain.chat("Hi")  # type: ignore[arg-type]
+        chain.chat("Hi")
     with pytest.raises(TypeError, match="chat"):
         chain.chat(messages, max_length=3)
 

@@ -368,7 +368,6 @@ def test_microbenchmark(prefix: Path) -> None:
         for name in ("sample", "verify-token", "verify-token-bare", "verify-block"):
             assert re.search(rf"^\| {name} \| \d", out, re.MULTILINE), out
         measured = re.search(r"acceptance 0.600 asked, (\S+) measured", out)
-        assert measured is not None
         # 320 blocks, more than 700 trials of probability 0.6: five deviations.
         assert abs(float(measured[1]) - 0.6) < 0.095
     assert run(bench, "--vocab", "x", check=False).returncode == 2

@@ -19,8 +19,6 @@ ROOT = Path(__file__).parents[2]
 
 def loaded(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "python_tests" / path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -21,7 +21,7 @@ from polyspec_ext.runtime.graphs import Graphs
 @contextmanager
 def shown(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> Iterator[io.StringIO]:
     stream = io.StringIO()
-    stream.isatty = lambda: terminal  # type: ignore[method-assign]
+    stream.isatty = lambda: terminal
     with monkeypatch.context() as here:
         here.setattr("sys.stderr", stream)
         yield stream

@@ -63,7 +63,7 @@ def trained(kind: str) -> Tokenizer:
     return tokenizer
 
 
-class Counting(PreTrainedTokenizerFast):  # type: ignore[misc]
+class Counting(PreTrainedTokenizerFast):
     """Counts the tokens that it decodes."""
 
     decoded = 0

@@ -403,9 +403,7 @@ def calls_of(run: Callable[[], object]) -> tuple[int, int]:
     ],
     ids=["three levels", "eagle"],
 )
-def test_a_round_makes_few_calls(
-    levels: Sequence[str], window: list[int] | None, most: tuple[int, int]
-) -> None:
+def test_a_round_makes_few_calls(levels, window, most) -> None:
     """Lower the numbers with every step, never raise them."""
     chain = polyspec_ext.Chain([tiny.path(name) for name in levels], window=window)
     ids = [tiny.tokenizer()("Tom has 3 bags of 8 apples. How many in all?").input_ids]

@@ -67,8 +67,6 @@ def says_too_much(node: ast.FunctionDef) -> bool:
     if not private or ast.get_docstring(node) is None or len(node.body) == 1:
         return False
     end = node.body[0].end_lineno
-    assert end is not None
-    assert node.end_lineno is not None
     return node.end_lineno - end <= SHORT
 
 
