@@ -41,9 +41,7 @@ def head_for(target: Any, kind: str, place: Path, tree: Any = None, **sizes: Any
     return ps.Eagle.from_pretrained(place, target, tree=tree)
 
 
-def head_of(
-    kind: str, vocab: int, place: Path, trees: dict[str, Any], drawn: int | None = None, **draw: Any
-) -> Any:
+def head_of(kind, vocab, place, trees, drawn=None, **draw) -> Any:
     """Return a head that reads the target's embeddings.
 
     Args:

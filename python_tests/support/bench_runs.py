@@ -61,9 +61,7 @@ def facts(temperature: float = 0.0, place: str | None = None, **more: Any) -> di
     }  # fmt: skip
 
 
-def turn_of(
-    one: Mapping[str, Any], question: int, turn: int, draw: random.Random, temperature: float
-) -> dict[str, Any]:
+def turn_of(one, question, turn, draw, temperature) -> dict[str, Any]:
     """A line of turns.jsonl."""
     task = TASKS[question % len(TASKS)]
     tokens = [draw.randrange(50) for _ in range(draw.randint(8, 30))]

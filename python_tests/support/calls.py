@@ -18,15 +18,7 @@ def equal(a: Any, b: Any) -> bool:
     return all(x.cpu().nan_to_num(99.0).equal(y.cpu().nan_to_num(99.0)) for x, y in pairs)
 
 
-def blocks(
-    batch: int,
-    k: int,
-    vocab: int,
-    draft_vocab: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    **sampling: Any,
-) -> dict[str, Any]:
+def blocks(batch, k, vocab, draft_vocab=None, dtype=torch.float32, device="cpu", **sampling):
     """Return drafted blocks of some lengths, some of their tokens to be accepted; rows start at any
     address."""
     width = vocab if draft_vocab is None else draft_vocab
@@ -51,9 +43,7 @@ class _Spy(TorchDispatchMode):
         super().__init__()
         self._operator, self._seen = operator, seen
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
         if func is self._operator:
             self._seen.append(args)
         return func(*args, **(kwargs or {}))

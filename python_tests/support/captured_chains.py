@@ -12,16 +12,7 @@ from polyspec_ext.levels.hugging_face import HuggingFaceLevel
 from polyspec_ext.runtime.graphs import Graphs
 
 
-def level(
-    seed: int,
-    layers: int,
-    name: str,
-    device: bool = False,
-    *,
-    capacity: int = 256,
-    bucket: int = 32,
-    **config: Any,
-) -> Any:
+def level(seed, layers, name, device=False, *, capacity=256, bucket=32, **config) -> Any:
     """`device`: its caches are written as on CUDA."""
     model = llama(seed, layers, 40, **{"max_position_embeddings": 256, **config})
     if not device:
@@ -33,15 +24,7 @@ def level(
     return HuggingFaceLevel(model, name=name, new_cache=cache)
 
 
-def make(
-    window: list[int],
-    captured: bool,
-    recorder: Any = None,
-    policy: Any = None,
-    tail: int = 0,
-    graphs: Graphs | None = None,
-    **config: Any,
-) -> tuple[ps.Chain, Graphs | None]:
+def make(window, captured, recorder=None, policy=None, tail=0, graphs=None, **config):
     """`captured`: rounds without host synchronisation, with graphs; else step by step, without."""
     count = len(window) + 1
     levels = [level(i, 3 - min(i, 2), f"level {i}", captured, **config) for i in range(count)]
@@ -56,7 +39,7 @@ def make(
 
 
 def models(chain: ps.Chain) -> list[Any]:
-    return [*chain.levels, chain.drafter.level]  # type: ignore[union-attr]
+    return [*chain.levels, chain.drafter.level]
 
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]

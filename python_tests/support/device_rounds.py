@@ -57,9 +57,7 @@ def same_counts(a: ps.Stats, b: ps.Stats) -> None:
             assert one == other, name
 
 
-def same_without_the_host(
-    followed: ps.Chain, alone: ps.Chain, prompts: Any, *arguments: Any, **options: Any
-) -> tuple[ps.Output, list[Record]]:
+def same_without_the_host(followed, alone, prompts, *arguments, **options):
     """Return the texts of `alone`, as `followed` generates them, and its rounds without the
     host."""
     with counted() as rounds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,9 +165,7 @@ class Reference(Layers):
         super().__init__(v, {names.get(key, key): own for key, own in weights.items()}, target)
 
     @torch.no_grad()
-    def draft(
-        self, text: Sequence[int], features: torch.Tensor, drafted: Sequence[int]
-    ) -> torch.Tensor:
+    def draft(self, text, features, drafted) -> torch.Tensor:
         """Return the logits ``[n, V]`` that each of the `drafted` tokens is drawn from, -inf for
         ids without an entry.
 

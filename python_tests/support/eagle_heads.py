@@ -264,9 +264,7 @@ class Layers:
         out = x @ self.w[f"{key}.weight"].T
         return out + self.w[f"{key}.bias"] if f"{key}.bias" in self.w else out
 
-    def layer(
-        self, x: torch.Tensor, given: torch.Tensor, name: str, sees: torch.Tensor, *before: Any
-    ) -> torch.Tensor:
+    def layer(self, x, given, name, sees, *before) -> torch.Tensor:
         """Return x after a layer that reads `given`. `sees`: ``[n, m]`` bool, the keys of a query;
         the first are the keys of the states `before`."""
         x = x + self.attention(given, f"{name}.self_attn", sees, *before)
@@ -274,9 +272,7 @@ class Layers:
         gate, up = (self.linear(given, f"{name}.mlp.{key}_proj") for key in ("gate", "up"))
         return x + self.linear(gate * torch.sigmoid(gate) * up, f"{name}.mlp.down_proj")
 
-    def attention(
-        self, x: torch.Tensor, name: str, sees: torch.Tensor, *before: torch.Tensor
-    ) -> torch.Tensor:
+    def attention(self, x, name, sees, *before) -> torch.Tensor:
         whole, shared = torch.cat([*before, x]), self.v.heads // self.v.kv_heads
         q, k, values = (
             self.linear(y, f"{name}.{key}_proj").view(len(y), -1, self.dim)
@@ -337,9 +333,7 @@ class Reference(Layers):
             pairs.append((int(logits.argmax()), state))
         return torch.stack(rows)
 
-    def behind(
-        self, pairs: Sequence[tuple[int, torch.Tensor]]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def behind(self, pairs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits over the target's vocabulary and the state handed on, after the last
         pair."""
         tokens, states = zip(*pairs, strict=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 
 ALPHA = 1e-6  # false alarms per statistical test
 Floats = npt.NDArray[np.float64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 from unittest import mock
@@ -145,16 +145,7 @@ class _HostClock:
         return Clock(time.perf_counter)
 
 
-def chain(
-    parts: Sequence[str],
-    window: Sequence[int],
-    layers: int = 2,
-    *,
-    pack: bool = True,
-    head_layers: int = 1,
-    graphs: Any = False,
-    **options: Any,
-) -> ps.Chain:
+def chain(parts, window, layers=2, *, pack=True, head_layers=1, graphs=False, **options):
     """Return a chain of "target", "W4" (a copy in the target's cache), "draft", "lookup", "EAGLE",
     "EAGLE-3" and "tree" (of EAGLE's). `pack`: the head runs fused layers as its target does."""
     with torch.device("cuda"):

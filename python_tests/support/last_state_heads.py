@@ -30,9 +30,7 @@ def save_medusa(found: dict[str, Any], place: Path) -> Path:
     return place
 
 
-def hydra(
-    count: int = 3, blocks: int = 1, bias: bool = True, hidden: int = 32, vocab: int = 64
-) -> Weights:
+def hydra(count=3, blocks=1, bias=True, hidden=32, vocab=64) -> Weights:
     generator = torch.Generator().manual_seed(3)
 
     def normal(*shape: int) -> torch.Tensor:

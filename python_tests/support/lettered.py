@@ -16,9 +16,7 @@ ADBC = ["d", "c", "b", "a"]
 BAZ = ["b", "a", "ab", "z"]
 
 
-def tokenizer_of(
-    words: list[str], byte_level: bool = True, *merges: tuple[str, str], **special: Any
-) -> Any:
+def tokenizer_of(words, byte_level=True, *merges, **special) -> Any:
     """Return a tokenizer with ``words[i]`` as id i."""
     made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, list(merges)))
     if byte_level:

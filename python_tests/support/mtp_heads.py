@@ -166,9 +166,7 @@ class Reference:
         return out
 
     @torch.no_grad()
-    def draft(
-        self, text: Sequence[int], states: torch.Tensor, drafted: Sequence[int]
-    ) -> torch.Tensor:
+    def draft(self, text, states, drafted) -> torch.Tensor:
         """Return the logits ``[n, V]`` that the `drafted` tokens after a text are drawn from."""
         tokens, rows = [*text, *drafted], []
         for _ in drafted:

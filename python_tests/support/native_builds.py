@@ -32,9 +32,7 @@ STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 needs_tools = pytest.mark.skipif(not (CMAKE and CXX), reason="needs cmake and a C++ compiler")
 
 
-def run(
-    *command: object, check: bool = True, **variables: str | None
-) -> subprocess.CompletedProcess[str]:
+def run(*command, check=True, **variables) -> subprocess.CompletedProcess[str]:
     """Return the output of a command; `variables`: of its environment, None: absent."""
     words = [str(word) for word in command]
     every = {**os.environ, "PATH": TOOLS, "POLYSPEC_CUDA": "OFF", **variables}

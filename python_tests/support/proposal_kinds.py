@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import toy
@@ -41,12 +39,7 @@ class Various:
 
     name = "various"
 
-    def __init__(
-        self,
-        kind: Callable[[int, int], Kind],
-        vocab: int = 3,
-        sample: Callable[..., Any] = ps.sample,
-    ) -> None:
+    def __init__(self, kind, vocab=3, sample=ps.sample) -> None:
         self.kind, self.vocab, self.sample = kind, vocab, sample
         self.table = toy.ToyLevel(vocab, 31)
         self.fine = toy.ToyLevel(vocab, 32)
@@ -85,14 +78,7 @@ class Various:
 SAMPLED = Kind()
 
 
-def text_distributions(
-    enumerator: toy.Enumerator,
-    chain: ps.Chain,
-    prompts: list[list[int]],
-    length: int,
-    others: int = 0,
-    **options: Any,
-) -> list[dict[tuple[int, ...], float]]:
+def text_distributions(enumerator, chain, prompts, length, others=0, **options):
     """Return the exact distribution of each row's text; the other rows' draws are fixed.
 
     Args:
@@ -112,13 +98,7 @@ def text_distributions(
     return found
 
 
-def distance(
-    found: list[dict[tuple[int, ...], float]],
-    target: toy.ToyLevel,
-    prompts: list[list[int]],
-    length: int,
-    temperatures: Sequence[float],
-) -> float:
+def distance(found, target, prompts, length, temperatures) -> float:
     """The largest total variation of a row's text to the target's."""
     return max(
         toy.total_variation(own, toy.text_distribution(target, prompt, length, temperature=t))

@@ -192,9 +192,9 @@ def traces_of_keys(graphs: Graphs) -> Iterator[dict[Any, list[list[str]]]]:
         traces.setdefault((kind, *key), []).append(recording.trace)
         return outputs
 
-    graphs.run = traced  # type: ignore[method-assign]
+    graphs.run = traced
     yield traces
-    del graphs.run  # type: ignore[method-assign]
+    del graphs.run
 
 
 def addresses(key: Any) -> set[int]:

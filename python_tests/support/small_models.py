@@ -69,9 +69,7 @@ def llama(seed: int, layers: int, vocab: int, **config: Any) -> Any:
     return hf.LlamaForCausalLM(hf.LlamaConfig(**sizes)).eval()
 
 
-def wide(
-    family: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32, **more: Any
-) -> Any:
+def wide(family="llama", seed=0, dtype=torch.float32, **more) -> Any:
     """Return a random model with heads, norms and biases for packed levels."""
     sizes = {
         "vocab_size": 97, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
-
 import torch
 
 import polyspec_ext as ps
@@ -14,9 +11,7 @@ from polyspec_ext.sampling import Sampling
 from polyspec_ext.tensors import RowCounts, RowParameters, padded
 
 
-def told(
-    layers: Sequence[int], features: Sequence[torch.Tensor], begins: Sequence[int]
-) -> HiddenStates:
+def told(layers, features, begins) -> HiddenStates:
     """Return the input of a draft: the states of row b are ``features[b]``, the layers' side by
     side."""
     width = max(len(own) for own in features)
@@ -29,9 +24,7 @@ def told(
     return HiddenStates(states, torch.tensor(begins), torch.tensor(counts))
 
 
-def draft_input(
-    texts: Sequence[Sequence[int]], lengths: Sequence[int], hidden: HiddenStates | None
-) -> DraftInput:
+def draft_input(texts, lengths, hidden) -> DraftInput:
     """Return the input of a greedy draft of ``lengths[b]`` tokens after ``texts[b]``; None: without
     states."""
     batch = len(texts)
@@ -74,9 +67,7 @@ def prompts(batch: int) -> PromptBatch:
     return PromptBatch(torch.zeros(batch, 1, dtype=torch.int64), None, 64)
 
 
-def rounds_of(
-    head: Any, vocab: int, size: int
-) -> Iterator[tuple[list[list[int]], list[torch.Tensor], HiddenStates]]:
+def rounds_of(head, vocab, size):
     """Yield two texts of different lengths, their states, and the input of `head` before a draft:
     after a prompt, after accepted or rejected tokens, and with states that replace earlier states.
 

@@ -29,9 +29,7 @@ class ToyLevel:
         scale: spread of the logits; larger is sharper.
     """
 
-    def __init__(
-        self, vocab_size: int, seed: int, scale: float = 1.0, name: str | None = None
-    ) -> None:
+    def __init__(self, vocab_size, seed, scale=1.0, name=None) -> None:
         generator = torch.Generator().manual_seed(seed)
         # Multiples of 1/8, so that the row is the same in every precision.
         shape = (vocab_size + 1, vocab_size + 1, vocab_size)
@@ -82,13 +80,7 @@ def of_row(value: Any, b: int) -> Any:
     return value[b].item() if isinstance(value, torch.Tensor) else value
 
 
-def distribution(
-    logits: torch.Tensor,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-) -> list[float]:
+def distribution(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> list[float]:
     """The processed distribution of a row; temperature 0 is one-hot at the lowest argmax."""
     z = [float(x) for x in logits]
     top = max(z)
@@ -149,9 +141,7 @@ def drawing(sample: Callable[..., Any]) -> Callable[..., torch.Tensor]:
     return draw
 
 
-def text_distribution(
-    level: ToyLevel, prompt: Sequence[int], length: int, eos: Sequence[int] = (), **sampling: float
-) -> dict[tuple[int, ...], float]:
+def text_distribution(level, prompt, length, eos=(), **sampling) -> dict[tuple[int, ...], float]:
     """Exact distribution of the next `length` tokens, texts ending at the first EOS, or with `DEAD`
     where no token may follow."""
     texts: dict[tuple[int, ...], float] = {(): 1.0}
@@ -246,17 +236,7 @@ class Enumerator:
         """Begin the draws of row b."""
         self._fixed = self._seed is not None and of_row(seed, b) != self._seed
 
-    def sample(
-        self,
-        logits: torch.Tensor,
-        temperature: Any,
-        top_k: Any,
-        top_p: Any,
-        min_p: Any,
-        seed: Any = 0,
-        *key: Any,
-        **node: Any,
-    ) -> Any:
+    def sample(self, logits, temperature, top_k, top_p, min_p, seed=0, *key, **node) -> Any:
         wanted, draws = [], []
         for b, row in enumerate(logits):
             token, bits = -1, 0
@@ -276,13 +256,7 @@ class Enumerator:
         """For drafters: `sample`, as `drawing` makes it."""
         return drawing(self.sample)
 
-    def verify(
-        self,
-        target: torch.Tensor,
-        tokens: torch.Tensor,
-        draft: torch.Tensor | None = None,
-        **options: Any,
-    ) -> Any:
+    def verify(self, target, tokens, draft=None, **options) -> Any:
         lengths, offsets = options.get("draft_lengths"), options.get("offsets")
         width = tokens.shape[1] if offsets is None else options["draft_len"]
         rows = masked(target, options.get("allowed"))
@@ -319,15 +293,7 @@ class Enumerator:
                 assert r.tokens[b].tolist() == emitted + [-1] * (width + 1 - len(emitted))
         return r
 
-    def _verified(
-        self,
-        target: torch.Tensor,
-        drafted: list[int],
-        draft: torch.Tensor | None,
-        rule: str,
-        sampling: dict[str, float],
-        target_to_draft: torch.Tensor | None,
-    ) -> tuple[int, list[int], list[int], int]:
+    def _verified(self, target, drafted, draft, rule, sampling, target_to_draft):
         """Return the accepted draft tokens of one row, the emitted tokens, and the bits. Without a
         row of the target after the draft tokens there is no bonus."""
         size, count = target.shape[1], len(drafted)
@@ -366,9 +332,7 @@ class Enumerator:
             probability - hair * probability if passed else probability + hair * (1 - probability)
         )
 
-    def _token_rule(
-        self, p: list[list[float]], q: list[list[float]], drafted: list[int]
-    ) -> tuple[int, float, list[int]]:
+    def _token_rule(self, p, q, drafted) -> tuple[int, float, list[int]]:
         bits = [0] * len(drafted)
         for i, y in enumerate(drafted):
             if not any(p[i]):
@@ -378,9 +342,7 @@ class Enumerator:
                 return i, 1.0, bits
         return len(drafted), 1.0, bits
 
-    def _block_rule(
-        self, p: list[list[float]], q: list[list[float]], drafted: list[int]
-    ) -> tuple[int, float, list[int]]:
+    def _block_rule(self, p, q, drafted) -> tuple[int, float, list[int]]:
         count = len(drafted)
         reach = [1.0]
         for i, y in enumerate(drafted):
@@ -398,9 +360,7 @@ class Enumerator:
         return 0, 1.0, bits
 
 
-def chain_distribution(
-    enumerator: Enumerator, generate: Callable[[], Sequence[int]]
-) -> dict[tuple[int, ...], float]:
+def chain_distribution(enumerator, generate) -> dict[tuple[int, ...], float]:
     """Return the exact distribution of the output of `generate`, with every draw enumerated."""
     texts: dict[tuple[int, ...], float] = {}
     for _ in enumerator.runs():
@@ -409,16 +369,7 @@ def chain_distribution(
     return texts
 
 
-def chain_gap(
-    enumerator: Enumerator,
-    chain: Any,
-    target: ToyLevel,
-    prompt: list[int],
-    length: int,
-    eos: Sequence[int] = (),
-    rules: Any = None,
-    **sampling: float,
-) -> float:
+def chain_gap(enumerator, chain, target, prompt, length, eos=(), rules=None, **sampling) -> float:
     """Total variation of a chain's text, every draw enumerated, to the target's."""
     options = {"temperature": 1.0, "eos_token_id": list(eos), "rules": rules, **sampling}
 

@@ -43,13 +43,7 @@ class Rows(toy.ToyLevel):
         self.caches = [row[:n] for row, n in zip(tokens.tolist(), counts, strict=True)]
         self.most = 0
 
-    def forward(  # type: ignore[override]
-        self,
-        tokens: torch.Tensor,
-        keep: int,
-        counts: Sequence[int] | None = None,
-        first: Sequence[int] | None = None,
-    ) -> torch.Tensor:
+    def forward(self, tokens, keep, counts=None, first=None) -> torch.Tensor:
         batch, width = tokens.shape
         assert batch == len(self.caches)
         counts = counts or [width] * batch
@@ -108,11 +102,11 @@ class Staying(Rows):
     device = torch.device("cpu")
     capabilities = LevelCapabilities(batches=True, device_lengths=True, keeps_lengths=True)
 
-    def prefill(self, prompts: PromptBatch) -> None:  # type: ignore[override]
+    def prefill(self, prompts: PromptBatch) -> None:
         with torch._C.DisableTorchFunction():
             super().prefill(prompts.tokens, prompts.counts)
 
-    def forward(self, block: InputBlock) -> LevelOutput:  # type: ignore[override]
+    def forward(self, block: InputBlock) -> LevelOutput:
         with torch._C.DisableTorchFunction():
             logits = super().forward(block.tokens, block.keep, block.counts, block.first)
             return LevelOutput(logits)
@@ -121,7 +115,7 @@ class Staying(Rows):
         with torch._C.DisableTorchFunction():
             super().forward(tokens, 1, counts)
 
-    def rollback(self, lengths: RowCounts) -> RowCounts:  # type: ignore[override]
+    def rollback(self, lengths: RowCounts) -> RowCounts:
         with torch._C.DisableTorchFunction():
             super().rollback(lengths)
         return lengths
@@ -153,20 +147,12 @@ class Admitting(Staying):
     def extend(self, sequence: list[int], tokens: torch.Tensor, layers: Any) -> None:
         sequence += tokens[0].tolist()
 
-    def extend_together(
-        self, sequences: Sequence[list[int]], tokens: torch.Tensor, counts: Any, layers: Any
-    ) -> None:
+    def extend_together(self, sequences, tokens, counts, layers) -> None:
         for sequence, row, count in zip(sequences, tokens.tolist(), counts, strict=True):
             assert not sequence
             sequence += row[:count]
 
-    def admit(
-        self,
-        sequences: Sequence[list[int]],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
-    ) -> None:
+    def admit(self, sequences, lengths, capacity, rows) -> None:
         assert [len(one) for one in sequences] == list(lengths)
         self.caches = [] if rows is None else self.caches
         for row, sequence in zip(rows or range(len(lengths)), sequences, strict=True):

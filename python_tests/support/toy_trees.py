@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -74,9 +74,7 @@ class TreeLevel:
             self.caches[b] = [*root, *nodes]
         return LevelOutput(logits, dict.fromkeys(block.hidden_layers, states))
 
-    def read(
-        self, tokens: torch.Tensor, counts: Sequence[int], hidden_layers: tuple[int, ...] = ()
-    ) -> None:
+    def read(self, tokens, counts, hidden_layers=()) -> None:
         for cache, row, count in zip(self.caches, tokens.tolist(), counts, strict=True):
             cache += row[:count]
 
@@ -131,13 +129,7 @@ class TreeDrafter:
     device = torch.device("cpu")
     num_forward_passes = 0
 
-    def __init__(
-        self,
-        table: ToyLevel,
-        widths: Sequence[int],
-        sample: Any = None,
-        hidden_layers: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, table, widths, sample=None, hidden_layers=()) -> None:
         self.table, self.widths, self.sample = table, widths, sample
         self.vocab_size = table.vocab_size
         self.capabilities = DrafterCapabilities(trees=True, hidden_layers=hidden_layers)
@@ -171,9 +163,7 @@ class TreeDrafter:
         given = RowBuffer(rows, None) if self.sample and inputs.wants_rows else None
         return DraftBlock(tokens, counts, rows=given, parents=parents)
 
-    def _tree(
-        self, inputs: DraftInput, b: int
-    ) -> tuple[list[int], list[int], dict[int, torch.Tensor]]:
+    def _tree(self, inputs, b) -> tuple[list[int], list[int], dict[int, torch.Tensor]]:
         text = inputs.text(b).tolist()
         depth = int(inputs.lengths[b])
         of, seed = inputs.parameters.sampling[b], inputs.parameters.seeds[b]
@@ -286,9 +276,7 @@ class TreeEnumerator(Enumerator):
             assert draft_statistics is None
         return made._replace(statistics=self._statistics(target, made, options))
 
-    def _step(
-        self, p: list[float], q: list[float] | None, children: list[int], tokens: list[int]
-    ) -> tuple[int, int | None]:
+    def _step(self, p, q, children, tokens) -> tuple[int, int | None]:
         """A token, and the child that it is."""
         if q is None:
             token = self.choose(p)
@@ -317,9 +305,7 @@ class TreeEnumerator(Enumerator):
         return out
 
 
-def likeliest_tree(
-    logits: Callable[[tuple[int, ...]], torch.Tensor], k: int, depth: int, total: int
-) -> set[tuple[int, ...]]:
+def likeliest_tree(logits, k, depth, total) -> set[tuple[int, ...]]:
     """Return EAGLE-2's tree by the logits after a path: of every level the k likeliest nodes have k
     children each; of all, the total - 1 likeliest."""
     scores: dict[tuple[int, ...], float] = {}
