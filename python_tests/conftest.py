@@ -1,7 +1,5 @@
 """For all tests: GPU tests skip without a GPU, hypothesis is deterministic, torch is seeded."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

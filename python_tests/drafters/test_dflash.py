@@ -1,7 +1,5 @@
 """Drafters of blocks in every published format, against a plain forward pass, and in chains."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -140,7 +138,6 @@ def test_what_does_not_fit_is_named(v, changes, words, tmp_path) -> None:
 
 
 def test_words(tmp_path: Path) -> None:
-    """A directory names a drafter, with its kind in front or without."""
     for v in (PLAIN, SPARK):
         target = target_of(v)
         place = save(v, weights_of(v), tmp_path / v.kind)

@@ -1,7 +1,5 @@
 """Trees of drafted tokens against their definition, written down recursively."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -161,8 +159,6 @@ def test_a_batched_drafter_drafts_what_its_capabilities_say() -> None:
 
 
 def test_ids_that_the_level_above_lacks_go_with_what_is_behind_them() -> None:
-    """The middle knows three ids, the target four."""
-
     class Fixed:
         name, trees = "fixed", True
 

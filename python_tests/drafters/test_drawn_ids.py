@@ -1,7 +1,5 @@
 """Drafters that draw a part of the ids, by `target_to_draft`, and levels that have no more."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,8 +47,6 @@ def test_the_target_is_given_rows_of_the_drawn_ids() -> None:
 
 
 def test_processors_see_every_id() -> None:
-    """Processors change logits by id; the draw follows the changed logits of the drawn ids."""
-
     class Only:
         def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
             assert logits.shape[-1] == V
@@ -99,7 +95,7 @@ TREE = ps.DynamicTree(3, 9)
 class Repeats(ps.PromptLookup):
     """Checks that its context has the prompt's ids."""
 
-    def fork(self) -> Repeats:
+    def fork(self) -> Any:
         return Repeats()
 
     def propose(self, context: Context, k: int) -> Proposal:

@@ -1,7 +1,5 @@
 """The EAGLE drafter in chains: below copies in one cache, its trees, and other widths."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,6 @@ def wide() -> Any:
 @pytest.mark.parametrize("even", [False, True])
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
 def test_trees_are_those_of_the_plain_forward_pass(v, even, target, tmp_path) -> None:
-    """A pass over the whole text for every node; two rows, twice."""
     k, total, weights = 3, 11, weights_of(v, 4)
     drafter = ps.Eagle.from_pretrained(
         save(v, weights, tmp_path), target, tree=ps.DynamicTree(k, total)

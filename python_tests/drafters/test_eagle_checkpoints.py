@@ -1,7 +1,5 @@
 """Checkpoints of EAGLE heads: the shipped heads draft, and wrong files are refused by name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

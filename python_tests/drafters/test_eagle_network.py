@@ -1,7 +1,5 @@
 """EAGLE heads in every published format against a plain reference of their forward pass."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,7 +35,6 @@ PACKED = [
     ],
 )
 def test_variants_against_the_reference(v: Variant, pack: bool, tmp_path: Path) -> None:
-    """After a prompt, accepted tokens and replaced states; two rows of unequal lengths."""
     weights = weights_of(v, LAYERS)
     target = target_of(v)
     owner = ps.Level(target, pack=True) if pack else target

@@ -1,7 +1,5 @@
 """Medusa and Hydra heads against their forward passes written down plainly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

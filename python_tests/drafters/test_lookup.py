@@ -1,7 +1,5 @@
 """Lookups equal a plain search, and a table counts earlier texts."""
 
-from __future__ import annotations
-
 import copy
 import random
 from pathlib import Path
@@ -27,7 +25,6 @@ def searched(text: list[int]) -> tuple[int, list[int]]:
 
 @pytest.mark.parametrize("letters", [1, 2, 3, 8])
 def test_suffixes_are_those_that_a_search_finds(letters: int) -> None:
-    """Also after tokens that were taken back and replaced, and of a length or more."""
     chance = random.Random(letters)
     for _ in range(60):
         least = chance.randint(1, 3)
@@ -47,7 +44,6 @@ def test_suffixes_are_those_that_a_search_finds(letters: int) -> None:
 
 
 def test_a_text_that_repeats_one_token_costs_little() -> None:
-    """Compare few tokens of a suffix that occurs at every position."""
     drafter, text = ps.SuffixMatch(), [7] * 30_000
     assert list(drafter.propose(ps.Context(text), 3).tokens) == [7, 7, 7]
     assert list(ps.SuffixMatch(20_000).propose(ps.Context(text[:20_001]), 1).tokens) == [7]
@@ -55,7 +51,6 @@ def test_a_text_that_repeats_one_token_costs_little() -> None:
 
 @pytest.mark.parametrize("sizes", [(3, 1), (4, 2)], ids=str)
 def test_prompt_lookup_finds_what_a_search_finds(sizes: tuple[int, int]) -> None:
-    """Also after tokens that were taken back and replaced."""
     chance, drafter = random.Random(5), ps.PromptLookup(*sizes)
     context = ps.Context([0])
     for _ in range(400):
@@ -170,7 +165,7 @@ class Watching:
     def __init__(self) -> None:
         self.text: list[int] = []
 
-    def fork(self) -> Watching:
+    def fork(self) -> ps.Drafter:
         return Watching()
 
     def propose(self, context: ps.Context, k: int) -> Proposal:

@@ -1,7 +1,5 @@
 """Multi-token prediction heads in every layout, against a plain pass, and in chains."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,6 @@ def head_in(family: str, place: Path, heads: int = 1, **sizes: int) -> tuple[Any
     ],
 )
 def test_drafts_are_those_of_the_plain_forward_pass(family, heads, pack, tmp_path) -> None:
-    """After accepted and rejected tokens, in two rows; of several heads the first drafts."""
     # An index of the head chooses among few keys. The target's index chooses among all, because
     # rounding decides ties.
     sizes = {"index_topk": 6} if family == "deepseek_v32" else {}
@@ -61,7 +58,6 @@ def test_drafts_are_those_of_the_plain_forward_pass(family, heads, pack, tmp_pat
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "mimo"])
 def test_trees(family: str, tmp_path: Path) -> None:
-    """A tree of single children is the greedy chain."""
     target, _, _ = head_in(family, tmp_path)
     level = ps.HuggingFaceLevel(target)
 

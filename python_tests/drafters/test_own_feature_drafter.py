@@ -2,8 +2,6 @@
 state and the next token. Its drafts are the drafts of a pass over the whole text, with either
 executor."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -125,7 +123,6 @@ class OwnDrafter:
 
 @pytest.mark.parametrize("window", [[3], [4, 2]], ids=str)
 def test_both_executors_draft_from_the_same_states(window: list[int]) -> None:
-    """Compare every draft with a pass over the whole text."""
     outputs, options = [], {"temperature": 1.0, "seed": 4, "eos_token_id": []}
     for sync in (True, False):
         drafter = OwnDrafter(3)

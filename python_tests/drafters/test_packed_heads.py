@@ -1,7 +1,5 @@
 """Heads below packed levels run on packed weights; one output head serves both."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle
@@ -50,7 +48,6 @@ def test_a_head_of_another_dtype_than_the_targets(dtype: torch.dtype, tmp_path: 
 
 @pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
 def test_chains_say_what_the_target_says(tree: Any, tmp_path: Path) -> None:
-    """A chain's `pack` is the `pack` of a head loaded from its directory."""
     place, texts = save(FIRST, weights_of(FIRST, LAYERS), tmp_path), [[3, 9, 27], [5], [8, 1]]
     target = ps.Chain([target_of(FIRST)])
     wanted = target.generate(texts, 12, eos_token_id=[]).sequences

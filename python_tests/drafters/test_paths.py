@@ -1,7 +1,5 @@
 """Several paths of a draft model: exact by enumeration on both executors; mistakes show."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +44,6 @@ def test_the_accepted_path_stays_in_the_cache(monkeypatch, window, beam) -> None
 
 
 def test_paths_with_equal_last_tokens_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ancestors of a path's node are the tokens that the path has drawn."""
     draft, depths = DraftModel.draft, []
 
     def watched(self: DraftModel, inputs: Any) -> Any:
@@ -68,7 +65,6 @@ def test_paths_with_equal_last_tokens_stay_apart(monkeypatch: pytest.MonkeyPatch
 
 
 def test_paths_end_at_a_depth() -> None:
-    """However large the window is."""
     chain = ps.Chain([TreeLevel(6, 11), DraftModel(TreeLevel(6, 12), paths=2)], [40])
     out = chain.generate(PROMPT, 60, temperature=1.0, seed=1, eos_token_id=[])
     assert len(out.new_tokens[0]) == 60
@@ -169,7 +165,6 @@ def test_a_copy_in_the_target_s_cache(middle: bool, sync: bool | None) -> None:
 
 
 def test_more_is_accepted_from_more_paths() -> None:
-    """Compare lengths of drawn paths, and greedily of the likeliest."""
     prompts = tiny.prompt_ids(list(tiny.QUESTIONS[:4]))
     lengths: dict[float, list[float]] = {0.8: [], 0.0: []}
     for word in ("{}", "paths:3:{}"):

@@ -1,7 +1,5 @@
 """A wrong result of a user's level or drafter is named; a right one is taken in any form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -97,7 +95,6 @@ def test_methods_that_should_return_nothing(method: str, faulty: int) -> None:
     ids=label,
 )
 def test_what_rollback_returns(faulty, wrong, error, text, rows) -> None:
-    """None, or the lengths that are left: never more than asked for."""
     chain = rolling(faulty, wrong, rows)
     with pytest.raises(error, match=f"^{NAMES[faulty]}: expected rollback to .*{text}") as caught:
         chain.generate(PROMPTS[:rows], 30, 1.0, seed=[0, 1][:rows])
@@ -214,7 +211,6 @@ def test_tokens_in_any_form(kind: Any) -> None:
 
 
 def test_logits_of_a_proposal_in_any_layout() -> None:
-    """Also without unit stride along the vocabulary."""
     texts = []
     for turn in (False, True):
 

@@ -1,7 +1,5 @@
 """Several drafters of one target: right caches, the target's law, the better drafter."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

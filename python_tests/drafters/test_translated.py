@@ -1,7 +1,5 @@
 """Models of another vocabulary: the target's text and law."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -87,7 +85,6 @@ def test_rows_do_not_depend_on_each_other_nor_on_the_context(kinds: str) -> None
 
 
 def test_rows_of_one_pass_are_those_of_many() -> None:
-    """Also after tokens that the model writes as several."""
     target = level_of(model_of(4), ["a", "b", "c", "ab"])
     made = [TranslatedLevel(level_of(model_of(3, 1), ["c", "b", "a"]), target) for _ in range(2)]
     texts = torch.tensor([[0, 3, 1, 3, 2, 3], [1, 2, 0, 0, 0, 0]])

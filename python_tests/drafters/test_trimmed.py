@@ -1,7 +1,5 @@
 """Draft models with a part of their ids in the head, and with the target's first layers alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Texts under a grammar have the law of the target's masked logits, by enumeration."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import sys
@@ -81,7 +79,6 @@ def test_the_law_is_the_masked_targets(window: list[int], rule: str) -> None:
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_law_with_drafts_as_they_were_drawn(count: int, rule: str) -> None:
-    """Draft without the grammar, sampled or deterministic."""
     chance = toy.Enumerator()
     for kind in (proposal_kinds.SAMPLED, proposal_kinds.FIXED):
         drafter = proposal_kinds.Various(lambda *_, kind=kind: kind, 3, chance.sample)
@@ -135,7 +132,6 @@ def test_requests_with_and_without_a_grammar_side_by_side(rule: str) -> None:
 @pytest.mark.parametrize("names", [["target", "drafter"], ["target", "middle", "drafter"]])
 @pytest.mark.parametrize("observed", [False, True])
 def test_masks_are_changed_logits(names: list[str], observed: bool) -> None:
-    """Masks of the verification are the same bits as logits that rules have changed."""
     tokenizer = AutoTokenizer.from_pretrained(tiny.path("target"))
     chain = ps.Chain([tiny.path(name) for name in names], [3, 2][: len(names) - 1])
     grammar = ps.Grammar.json_object(tokenizer)
@@ -189,7 +185,6 @@ FORCED: dict[str, tuple[Callable[[], list[Any]], list[int], bool]] = {
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", FORCED)
 def test_forced_tokens_are_free_drafts(kind, temperature, monkeypatch) -> None:
-    """Propose forced tokens before a drafter's tokens, and accept all of them."""
     tokenizer = AutoTokenizer.from_pretrained(tiny.path("target"))
     schema = {
         "type": "object",
@@ -267,7 +262,6 @@ SCHEMAS: list[dict[str, Any]] = [
 
 
 def test_texts_of_schemas_are_valid() -> None:
-    """A text that ends is valid; one that was cut off begins a valid one."""
     jsonschema = pytest.importorskip("jsonschema")
     tokenizer = AutoTokenizer.from_pretrained(tiny.path("target"))
     chain = ps.Chain([tiny.path(name) for name in ("target", "drafter")], [3])

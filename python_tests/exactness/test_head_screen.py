@@ -1,7 +1,5 @@
 """Chains with trees and hidden states against a loop without caches: the same tokens."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools
@@ -241,7 +239,7 @@ class Bush:
         # By type and width, the logits of all forks: a new fork overwrites the old contents.
         self.memory: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
-    def fork(self) -> Bush:
+    def fork(self) -> Any:
         return copy.copy(self)
 
     def propose(self, context: ps.Context, k: int) -> ps.Proposal:

@@ -5,8 +5,6 @@ Levels are tables; scheduler, drafters and operators are the production ones. Th
 `mutations/faults.py` show that the tests find mistakes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

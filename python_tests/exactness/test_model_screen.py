@@ -1,7 +1,5 @@
 """Random chains of models against the loop of examples/one_screen.py: caches and executors."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

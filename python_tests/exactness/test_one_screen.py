@@ -1,7 +1,5 @@
 """Random chains against the loop of examples/one_screen.py: every row of `Chain` has its tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

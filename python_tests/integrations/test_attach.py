@@ -1,7 +1,5 @@
 """`ps.attach`: `model.generate` and its callers run a chain, without a change of the call."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable
@@ -115,7 +113,6 @@ def test_stop_strings_of_the_configuration(model, chain, inputs, tokenizer, owne
 
 
 def test_a_pipeline(model: Any, chain: ps.Chain, tokenizer: Any) -> None:
-    """A pipeline from before or after, with a prompt or a chat, and a string that stops it."""
     generator = pipeline("text-generation", model=model, tokenizer=tokenizer)
     chat = [{"role": "user", "content": QUESTION}]
     for prompt, more in (
@@ -164,7 +161,6 @@ def test_a_streamer_ends_with_an_error(model, chain, inputs, tokenizer) -> None:
 
 
 def test_nested_and_interrupted(model: Any, chain: ps.Chain, inputs: dict[str, Any]) -> None:
-    """The chain attached last counts, and the earlier state is restored."""
     alone = ps.Chain([model])
     run = lambda: model.generate(**inputs, **OPTIONS)  # noqa: E731
 
@@ -191,7 +187,6 @@ def test_nested_and_interrupted(model: Any, chain: ps.Chain, inputs: dict[str, A
 
 
 def test_of_another_model(model: Any, chain: ps.Chain, inputs: dict[str, Any]) -> None:
-    """Refused; and a copy of the model is not attached."""
     other = copy.deepcopy(model)
     with pytest.raises(ValueError, match=r"chain: expected .*the very model"):
         ps.attach(other, chain)
@@ -206,7 +201,6 @@ def test_of_another_model(model: Any, chain: ps.Chain, inputs: dict[str, Any]) -
 
 
 def test_an_encoder_decoder() -> None:
-    """Its levels encode the input of `generate`."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)

@@ -1,7 +1,5 @@
 """The drop-in (`custom_generate=ps.custom_generate`) against `model.generate` itself."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -132,7 +130,6 @@ def test_greedy_is_generate_itself(name: str, chain: ps.Chain, target: LlamaForC
 
 
 def test_scores_are_those_of_the_distribution(chain: ps.Chain, target: LlamaForCausalLM) -> None:
-    """Sampled: scores after the warpers, first step as of `generate`; logprobs from them."""
     options = {
         **{**RAGGED, **DETAILS, "do_sample": True, "max_new_tokens": 9},
         **{"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3},
@@ -233,8 +230,6 @@ class After:
 
 
 def test_criteria_with_state_and_of_all_rows(target: LlamaForCausalLM, chain: ps.Chain) -> None:
-    """Asked once per step with the whole batch; rows that are ahead are cut."""
-
     class Patience:
         def __init__(self) -> None:
             self.seen: list[Any] = []

@@ -1,7 +1,5 @@
 """Drafts for a target in another engine: its law, and texts that do not depend on their company."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -114,7 +112,6 @@ def test_the_target_keeps_its_law(window, steps, rule, sampling) -> None:
 
 @pytest.mark.parametrize("window", [[], [2], [2, 1]], ids=str)
 def test_reports_to_a_policy(window: list[int]) -> None:
-    """All that was committed is reported once, with the steps of all levels."""
     target, *levels = toy.make_levels(len(window) + 2)
     policy = ByText()
     outside(drafting(levels, window, windows=policy), target, 40, [(2, 9)], PLAIN)
@@ -158,7 +155,6 @@ def test_texts_of_one_pass_are_reported_together() -> None:
 @pytest.mark.parametrize(("seconds", "drafts_pay"), [(1e-7, False), (10.0, True)])
 @pytest.mark.parametrize("policy", ["joint", "online", "fixed"])
 def test_policies_weigh_the_pass_of_the_target(policy, seconds, drafts_pay) -> None:
-    """Nothing is drafted for a target that takes no time, and much for one that takes long."""
     guarded = ps.policies.POLICIES[policy](guard=True)
     drafts = drafting([toy_rows.Admitting(VOCAB, 11)], windows=guarded)
     drafts.add("text", [1, 2])
@@ -342,7 +338,6 @@ def test_drafts_do_not_depend_on_company_or_cuts(calls, window, kind, lookup, po
 
 
 def test_an_interrupt_at_any_line_leaves_no_draft_of_another_text() -> None:
-    """The text is the old one or the new one, drafts are of that text, and more can be drafted."""
     top, names = toy.ToyLevel(VOCAB, 11, 1.5), ("commit", "_rewind", "rewind", "cut", "propose")
 
     def require_drafts_of(drafts: ps.DraftChain, texts: list[list[int]]) -> None:
@@ -499,7 +494,6 @@ def test_vocabularies_of_different_sizes(size: int) -> None:
 
 
 def test_models_of_transformers() -> None:
-    """A target outside keeps its greedy text."""
     prompt, length = [5, 17, 80, 3, 3, 41], 24
     target = ps.Chain([tiny.path("target")], pack=True)
     wanted = list(target.stream(prompt, length, eos_token_id=[]))

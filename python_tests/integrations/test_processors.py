@@ -1,8 +1,6 @@
 """Processors before the distribution: the same changes as transformers' list, position by
 position."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -115,7 +113,6 @@ if "Tensor" in str(lp.RepetitionPenaltyLogitsProcessor.__init__.__annotations__)
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_every_position_gets_what_generate_would_give_it(name: str, dtype: torch.dtype) -> None:
-    """Several positions at once against transformers' list step by step."""
     count = len(NEW[0]) + 1
     logits = (3 * torch.randn(2, count, V)).to(dtype)
     theirs = LogitsProcessorList(OWN[name]())
@@ -134,7 +131,6 @@ def test_every_position_gets_what_generate_would_give_it(name: str, dtype: torch
 
 
 def test_every_processor_of_transformers_is_applied_or_refused() -> None:
-    """List refused processors with a reason, and compare all others."""
     own = {type(processor).__name__ for make_list in OWN.values() for processor in make_list()}
     base = lp.LogitsProcessor
     every = {
@@ -176,7 +172,6 @@ def test_the_logits_stay_as_they_are() -> None:
 
 
 def test_a_smaller_vocabulary() -> None:
-    """A bias on a token that the draft does not have, and a first call from the draft."""
     processors = [lp.SequenceBiasLogitsProcessor({(12,): 2.0, (3,): 1.0}), lp.LogitNormalization()]
     logits = torch.randn(2, V - 3)
     ours = make(processors)
@@ -232,8 +227,6 @@ def test_a_failure_on_a_drafted_text(committed: list[int], first: int, raises: b
 
 @pytest.mark.parametrize("why", ["eos", "ruled out"])
 def test_a_failure_where_no_text_gets(why: str) -> None:
-    """After an EOS, or a token that the processors have ruled out."""
-
     @function_of_prefix
     def never_six(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores.index_fill(1, torch.tensor(6), -math.inf)
@@ -363,7 +356,6 @@ def test_what_the_operators_take_over(given, left, sampling) -> None:
     "warpers", [[T], [T, K], [T, P], [T, M], [K, P, M], [T, K, P, M], [T, K, P, M, NORM]]
 )
 def test_the_same_distribution_as_the_warpers(warpers: list[Any]) -> None:
-    """On rows without ties: the operators, the scores shown, and transformers' scores."""
     rows = 4 * torch.randn(64, V)
     expected = LogitsProcessorList(warpers)(torch.zeros(64, 1, dtype=torch.int64), rows)
     parts = take_apart(warpers, True)
@@ -396,7 +388,6 @@ def test_ties_at_the_edge_of_top_p_all_stay() -> None:
 
 
 def test_the_configuration_that_generate_reads() -> None:
-    """Check the names of the warpers in a list of `generate`."""
     config = GenerationConfig(do_sample=True, temperature=0.5, top_k=3, top_p=0.9, min_p=0.01)
     config._eos_token_tensor = None
     model = llama(0, 1, 8)

@@ -1,7 +1,5 @@
 """RollbackCache against each row run alone with DynamicCache, before and after rollbacks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from rollback_driver import CONFIGS, VOCAB, WINDOWED, Driver, build, run_ragged

@@ -1,7 +1,5 @@
 """RollbackCache's sliding windows, and sinks with a window."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from rollback_driver import CONFIGS, VOCAB, WINDOWED, Driver, build

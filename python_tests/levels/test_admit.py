@@ -1,7 +1,5 @@
 """Rows join a running batch: other rows keep their bits, and a row is as one that begins."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batches of a Hugging Face level (texts of random batches: exactness/test_model_screen.py)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

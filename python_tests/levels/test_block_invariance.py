@@ -1,7 +1,5 @@
 """Packed levels and 4-bit copies: a token's logits are the same bits in any batch and pass."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of the kinds of elements of a chain, and of the words for them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ def test_a_stranger_is_told_what_would_do(thing: Any) -> None:
 
 
 def test_what_stands_for_a_level(tmp_path: Path) -> None:
-    """The same model by each of its kinds."""
     model = make("llama")
     model.save_pretrained(tmp_path)
     given = [model, ps.Level(model), str(tmp_path), tmp_path, ps.DraftModel(ps.Level(model))]
@@ -68,7 +65,6 @@ def test_weights_that_are_not_the_models(weights, config, message, tmp_path) -> 
 
 
 def test_files_by_their_first_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With any name; and pointers to missing files."""
     pytest.importorskip("gguf")
     from gguf_blocks import write_model
 

@@ -1,7 +1,5 @@
 """Cascades of encoder-decoder models: text and law of the target, and `model.generate`."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -142,7 +140,6 @@ def test_generate_gives_the_same_text() -> None:
 
 
 def test_a_masked_source() -> None:
-    """Padding of the encoder's input is not seen by any level."""
     models = cascade()[:2]
     chain = ps.Chain(models, [3])
     source = torch.tensor([[*SOURCE, 0, 0]])

@@ -1,7 +1,5 @@
 """Levels of GGUF files: they multiply with the file's blocks, and are the file's model."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random
@@ -55,7 +53,6 @@ def is_near(file: Path) -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_every_type(tmp_path: Path, name: str) -> None:
-    """A matrix of another type is dequantised."""
     write_model(tmp_path / "model.gguf", "qwen2", {"": name, "attn_k": "F16"})
     is_near(tmp_path / "model.gguf")
 
@@ -225,7 +222,6 @@ def put(writer: Any, key: str, value: Any) -> None:
 
 
 def test_what_a_header_says_is_followed_or_refused(tmp_path: Path) -> None:
-    """Every key that may be in one, with its usual value and with others."""
     file = tmp_path / "model.gguf"
     known = [*header_keys(), "llama.anything"]
     assert {f"llama.{key}" for key in FOLLOWED} <= {*known}
@@ -268,7 +264,6 @@ def test_a_number_for_each_layer_is_no_length(tmp_path: Path) -> None:
 @KINDS
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
 def test_every_tensor_is_there_and_read(tmp_path: Path, family: str, types: dict[str, str]) -> None:
-    """Refuse tensors that are missing, of another shape, of a layer too many, or unread."""
     file = tmp_path / "model.gguf"
     tensors: dict[str, Any] = {}
     write_model(file, family, types, change=tensors.update)
@@ -421,7 +416,6 @@ def test_damaged_headers_never_give_another_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_file_in_float32_is_its_model(tmp_path: Path, tied: bool) -> None:
-    """The chain is named after the file, and generates the model's text."""
     model, file = small_models.make("llama"), tmp_path / "model.gguf"
     model.config.tie_word_embeddings = tied
     model.tie_weights()

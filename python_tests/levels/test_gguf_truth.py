@@ -1,7 +1,5 @@
 """Levels and tokenizers of GGUF files against llama.cpp's library, where it is available."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

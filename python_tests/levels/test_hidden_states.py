@@ -1,7 +1,5 @@
 """Hidden states of a level's passes are the model's; so are the states gathered before a head."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from typing import Any
@@ -176,7 +174,6 @@ def test_states_that_nobody_asked_for_are_none() -> None:
 
 
 def test_what_an_interrupt_leaves_behind_changes_no_later_pass(monkeypatch) -> None:
-    """Wherever it strikes: between the hook's registration and its removal."""
     head, states = torch.nn.Linear(6, 9), torch.randn(2, 5, 6)
     wanted, rows = head(states), torch.zeros(2, 1, dtype=torch.int64)
     register = head.register_forward_pre_hook
@@ -201,7 +198,6 @@ def test_what_an_interrupt_leaves_behind_changes_no_later_pass(monkeypatch) -> N
 
 
 def test_another_thread_may_run_the_same_model() -> None:
-    """Run two chains over one model in two threads: each gathers its states only."""
     torch.manual_seed(0)
     head, states, others = torch.nn.Linear(6, 9), torch.randn(2, 5, 6), torch.randn(2, 5, 6)
     rows, found = torch.tensor([[0, 3], [4, 4]]), []

@@ -1,7 +1,5 @@
 """Hugging Face models as levels: they roll back exactly, or are refused; the data type."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +124,6 @@ def test_other_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     "sizes", [(64, 60), (64, 72), (60, 64), (64, 72, 60), (72, 64, 96)], ids=str
 )
 def test_padded_vocabularies(tmp_path: Path, sizes: tuple[int, ...]) -> None:
-    """The same tokenizer with logits of different widths, wider or narrower than the target's."""
     places = [
         save_with_tokenizer(tmp_path / str(i), WORDS, size, i) for i, size in enumerate(sizes)
     ]
@@ -150,7 +147,6 @@ def test_wider_draft_of_unknown_tokenizer_is_refused() -> None:
 
 
 def test_a_smaller_draft_never_reads_ids_that_it_does_not_know() -> None:
-    """Neither in the prompt nor in tokens of the levels above, with either executor."""
     for sync in (True, False):
         target, middle, drafter = (
             HuggingFaceLevel(make("llama", layers, seed, vocab))

@@ -1,7 +1,5 @@
 """Families that a level serves, as docs/models.md says: greedy texts of each, or a refusal."""
 
-from __future__ import annotations
-
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +33,7 @@ class Scripted:
     def __init__(self, texts: list[list[int]]) -> None:
         self.texts = texts
 
-    def fork(self) -> Scripted:
+    def fork(self) -> Any:
         return self
 
     def propose(self, context: Context, k: int) -> Proposal:

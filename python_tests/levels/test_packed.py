@@ -1,7 +1,5 @@
 """Levels with packed weights: the model's logits for every family; the weights' memory."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os
@@ -100,7 +98,7 @@ class Between:
     def called(self) -> bool:
         return self._left <= 0
 
-    def __enter__(self) -> Between:
+    def __enter__(self) -> Any:
         self._before = sys.gettrace()
         sys.settrace(self._trace)
         return self
@@ -120,7 +118,6 @@ class Between:
 
 @torch.inference_mode()
 def test_threads_may_run_one_model_at_once() -> None:
-    """Run a pass, or its beginning, between two lines of another pass."""
     torch.manual_seed(0)
     made = products.replaced(Crossed(), products.is_plain, products.pack_linear)
     siblings = [made.q_proj, made.k_proj, made.v_proj]

@@ -1,7 +1,5 @@
 """Prompts of 4096 tokens in bounded memory, and ragged prompts: rows are as if alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

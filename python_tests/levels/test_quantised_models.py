@@ -1,7 +1,5 @@
 """Quantised models as levels: 4-bit copies by a word, and quantised models of others."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from pathlib import Path
@@ -190,7 +188,6 @@ def test_a_target_with_one_scale_for_a_pass_decodes_alone() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", ["module", "subclass"])
 def test_a_quantised_target(kind: str) -> None:
-    """Exact for its weights, also with packed linear layers."""
     target = MAKERS[kind](make("qwen2"), False)
     text = plain_greedy(target, PROMPT, 16)
     for pack in (False, True):

@@ -1,7 +1,5 @@
 """4-bit copies of models: error feedback, shared parts of a copy, saving and loading."""
 
-from __future__ import annotations
-
 import math
 import weakref
 import zlib
@@ -92,7 +90,6 @@ def test_feedback_loses_less_than_rounding() -> None:
 
 
 def test_groups_of_the_largest_inputs_are_rounded_first() -> None:
-    """Compare with another order of groups: every group has the same result."""
     random = torch.Generator().manual_seed(0)
     weight = torch.randn(8, 128, generator=random)
     x = torch.randn(300, 128, generator=random) * torch.tensor(
@@ -254,7 +251,6 @@ def test_a_kept_copy_has_the_head_that_it_had(tmp_path: Path, calibrated: bool) 
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    """Whichever byte of it is another one, it is an error or the same copy."""
     model = llama()
     copy = ps.quantize_w4(model, 32)
     ps.save_w4(copy, tmp_path)

@@ -2,8 +2,6 @@
 folded into a vector a row, so it goes back to checkpoints only, and keeps fewer tokens than asked.
 The texts are the texts of a level that goes back to any token."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Levels that share one cache: exact answers, one memory, and the target's keys in it."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from typing import Any
@@ -40,7 +38,6 @@ def test_one_memory() -> None:
 
 @pytest.mark.parametrize("streams", ["owner", "copy"])
 def test_a_stream_ends_where_another_chain_takes_the_cache(streams: str) -> None:
-    """The one reads it alone, the other with a copy."""
     target = make("llama")
     owner = HuggingFaceLevel(target)
     copy = HuggingFaceLevel(rough(target), shares_cache_with=owner)
@@ -80,7 +77,6 @@ def test_the_owner_of_a_cache_stands_above_the_levels_that_share_it() -> None:
 
 
 def test_what_one_copy_has_left_is_not_taken_for_anothers() -> None:
-    """Use two copies in two chains: texts and acceptance equal the first call's."""
     target = make("llama")
     copies = [rough(target, seed=i) for i in (1, 2)]
     options: dict[str, Any] = {"temperature": 1.0, "eos_token_id": []}

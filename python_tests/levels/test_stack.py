@@ -1,7 +1,5 @@
 """Layers of known families (`levels.fused`): the same bits in every kind of pass."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 
@@ -119,7 +117,6 @@ def test_angles_are_the_modules(kind: str, dtype: torch.dtype) -> None:
 
 
 def test_masks_by_type_of_layer() -> None:
-    """Layers with a window and layers without: with masks that every layer has, and in one pass."""
     kinds = ["full_attention", "sliding_attention", "full_attention"]
     windows = {"layer_types": kinds, "use_sliding_window": True, "sliding_window": 5}
     model = wide("qwen2", num_hidden_layers=3, **windows)

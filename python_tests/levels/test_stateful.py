@@ -1,7 +1,5 @@
 """Models with a state that cannot be cut: logits after checkpoints, and chains of them."""
 
-from __future__ import annotations
-
 import copy
 import random
 import sys
@@ -94,7 +92,6 @@ def test_logits_behind_any_rollbacks(family: str, checkpoints: int, advance: boo
 @pytest.mark.parametrize("advance", [True, False])
 @pytest.mark.parametrize("family", KINDS)
 def test_hidden_states_are_those_of_one_pass(family: str, advance: bool) -> None:
-    """Compare states of prompts, passes, tokens that are read again, and rows that join."""
     level, layers = made(family, advance=advance), (0, 1, -1)
     texts = [[5, 17, 80, 3, 3, 41, 9, 11, 2, 7], [9, 30, 31]]
     whole = []
@@ -211,7 +208,6 @@ def test_requests_that_join_have_the_text_that_they_have_alone() -> None:
 
 
 def test_another_answer_to_the_same_prompt_goes_on_behind_it() -> None:
-    """However long the first was."""
     chain = ps.Chain(levels_of("qwen3_next", 2), [3])
     fresh = ps.Chain(levels_of("qwen3_next", 2), [3])
     prompt = list(range(40, 60))
@@ -288,7 +284,6 @@ def test_states_begin_again_whatever_layers_the_cache_had(family: str) -> None:
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    """Loaded by path, timed as other levels are, and refused with a "w4" copy in the cache."""
     model = model_of("lfm2")
     model.save_pretrained(tmp_path)
     options: dict[str, Any] = {"eos_token_id": []}
@@ -415,7 +410,6 @@ def test_functions_that_do_not_advance_a_state_are_found(family, monkeypatch) ->
 
 
 def test_functions_are_watched_in_passes_of_levels_alone() -> None:
-    """Other calls of a model, in this thread or another, leave no trace."""
     level, model = made("qwen3_next"), model_of("qwen3_next")
     text = torch.tensor([[5, 17, 80, 3]])
     module = sys.modules[type(model).__module__]

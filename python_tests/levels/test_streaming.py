@@ -1,7 +1,5 @@
 """Draft levels with a streaming cache: their cost stays, and the target's text too."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -33,7 +31,6 @@ def test_greedy_text_is_the_targets(family: str, streaming: Any) -> None:
 
 @torch.inference_mode()
 def test_passes_longer_than_the_slack_go_in_pieces() -> None:
-    """The same rows of logits as token by token, and no more memory."""
     model = make("llama")
     options: Any = {"window": 6, "sinks": 2, "slack": 3}
     level, one = (ps.Level(model, streaming=options) for _ in range(2))
@@ -55,7 +52,6 @@ def test_passes_longer_than_the_slack_go_in_pieces() -> None:
 
 @torch.inference_mode()
 def test_ragged_pieces() -> None:
-    """Rows that want logits at different offsets of a pass that goes in pieces."""
     model = make("llama")
     level = ps.Level(model, prefill_chunk=4)
     text = torch.randint(3, V, (3, 11), generator=torch.Generator().manual_seed(1))

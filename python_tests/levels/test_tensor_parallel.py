@@ -1,7 +1,5 @@
 """A target sharded over two processes: ranks agree on tokens, since draws are keyed (C3)."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

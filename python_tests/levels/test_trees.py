@@ -1,7 +1,5 @@
 """Levels that read trees: logits of each node's text, and a cache that keeps the path."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -227,7 +225,6 @@ def _all_before(parents: torch.Tensor, depth: int | None = None) -> torch.Tensor
 
 @pytest.mark.parametrize("mistake", ["siblings are seen", "positions are slots", "path stays"])
 def test_a_model_that_reads_trees_wrongly_is_found(mistake, monkeypatch) -> None:
-    """The probe finds out when the level is built."""
     if mistake == "siblings are seen":
         monkeypatch.setattr(rollback, "ancestors", _all_before)
     elif mistake == "positions are slots":
@@ -253,7 +250,7 @@ class Wide:
 
     name, trees = "wide", True
 
-    def fork(self) -> Wide:
+    def fork(self) -> Any:
         return Wide()
 
     def propose(self, context: ps.Context, k: int) -> ps.Proposal:

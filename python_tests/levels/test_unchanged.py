@@ -1,7 +1,5 @@
 """A level with a changed model refuses the next call, until the change is undone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ A test of the suite that catches none of them, and costs more than a second, has
 
 # ruff: noqa: E501
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

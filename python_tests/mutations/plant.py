@@ -13,8 +13,6 @@ that the named tests need, for the plainest processor, because optimised loops f
 processors take five times as long to compile. Exit status 1 and their names: some were not caught.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os

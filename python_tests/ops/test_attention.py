@@ -1,7 +1,5 @@
 """Attention over a cache through torch: float64, invariance of bits, refusals, opcheck."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 
@@ -76,7 +74,6 @@ def test_is_attention(heads: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 def test_scores_of_any_size() -> None:
-    """Use scores with overflowing exponentials, and a largest score that is met last."""
     query, key, value = inputs(1, (2, 1), 2, 400)
     rising = torch.linspace(-300, 300, 400)[None, None, None].expand(1, 1, 2, 400).contiguous()
     for mask in (rising, rising.flip(-1).contiguous(), rising - 1000, 1e4 * rising):
@@ -127,7 +124,6 @@ def test_causality_is_what_its_mask_is(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_lengths_are_what_their_mask_is(dtype: torch.dtype) -> None:
-    """Compare rows with texts of several lengths, one longer than there are slots."""
     for tokens, length in ((1, 40), (5, 300), (3, 1100)):
         query, key, value = inputs(3, (6, 2), tokens, length, (64, 32), dtype)
         lengths = torch.tensor([0, length // 2, length - 1])

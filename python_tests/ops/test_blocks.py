@@ -1,7 +1,5 @@
 """Products and rows of GGUF blocks through torch: bound, invariance, bits, refusals, opcheck."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

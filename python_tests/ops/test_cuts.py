@@ -1,7 +1,5 @@
 """EOS and length cuts inside ``verify`` through torch (see csrc/tests/api/cuts_test.cpp)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The dense product through torch: float64, refusals, opcheck (see csrc/tests/core)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

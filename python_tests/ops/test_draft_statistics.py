@@ -1,7 +1,5 @@
 """``draft_statistics`` of another row: an error, and never a token of probability 0."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The operator of the engine alone, `draw`, and its errors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Wrong kind, dtype, shape, stride, device, range, mismatch: a typed error naming both sides."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Logits and temperatures at the limits of float32, against the bounds of polyspec/types.hpp."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The GPU against the CPU through torch: equal in every bit, in a graph and on two streams."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Draft rows in a pool, parameters at slots, rows without gaps: the same bits, and checks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

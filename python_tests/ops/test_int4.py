@@ -1,7 +1,5 @@
 """The 4-bit product through torch: dequantised products, invariance, refusals, opcheck."""
 
-from __future__ import annotations
-
 import fake_cuda
 import pytest
 import torch
@@ -66,7 +64,6 @@ def bytes_on_cuda(outputs: int, inputs: int, group: int) -> int:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("group", int4.GROUPS)
 def test_multiplies_where_the_weights_are(group, dtype, device) -> None:
-    """On the CPU, on CUDA, and on the stub for it, with kernels for tensors on the CPU."""
     for outputs, groups, wide in ((16, 3, 0), (70, 9, 0), (33, 1, 8), (40, 2, 3)):
         inputs = groups * group
         given = matrix(outputs, inputs, group, seed=outputs)
@@ -85,7 +82,6 @@ def test_multiplies_where_the_weights_are(group, dtype, device) -> None:
 
 
 def test_a_product_of_a_layer_is_its_operators(device) -> None:
-    """The same bits, on CUDA and on the stub for it."""
     for outputs, groups, tokens in (
         (64, 3, 1),
         (128, 9, 5),

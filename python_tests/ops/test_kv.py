@@ -1,7 +1,5 @@
 """The cache operators through torch's dispatcher: results, refusals, opcheck, torch.compile."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -78,7 +76,6 @@ def test_lengths_are_cut_and_increased(device: torch.device) -> None:
 
 
 def test_opcheck() -> None:
-    """Schemas name the written arguments, and fake implementations agree with the real ones."""
     ops = torch.ops.polyspec
     tests = ("test_schema", "test_faketensor")
     a = arguments()

@@ -1,7 +1,5 @@
 """A decoder layer between its products: float64, transformers, invariance, opcheck."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 
@@ -86,7 +84,6 @@ def test_positions_outside_of_the_tables_are_the_nearest_inside() -> None:
 
 @DTYPES
 def test_heads_have_norms_of_their_own(dtype: torch.dtype) -> None:
-    """As `rms_norm` of every head of queries and keys, after the bias and before the rotation."""
     x, bias, angles = product(6, dtype), product(1, dtype)[0], (*turns(dtype), positions(1, 3))
     norms = [3 * numbers(WIDTH, dtype=dtype, seed=seed) for seed in (6, 7)]
     query, key, value = (
@@ -102,7 +99,6 @@ def test_heads_have_norms_of_their_own(dtype: torch.dtype) -> None:
 
 @DTYPES
 def test_heads_are_appended_as_by_themselves(dtype: torch.dtype) -> None:
-    """Rows of several lengths, padding, and a row that is full; positions after the lengths."""
     x, bias, angles = product(12, dtype), product(1, dtype)[0], turns(dtype)
     norms = numbers(WIDTH, dtype=dtype, seed=6), numbers(WIDTH, dtype=dtype, seed=7), EPSILON
     lengths = torch.tensor([0, 5, 9])

@@ -1,7 +1,5 @@
 """Random calls of the operators, recomputed bit for bit; faults stop their request alone."""
 
-from __future__ import annotations
-
 import itertools
 import mmap
 import re
@@ -211,7 +209,6 @@ def same_bits(got: torch.Tensor, want: list[float]) -> bool:
 
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_every_token_is_recomputed(first: int) -> None:
-    """With Philox's draws, and with a caller's."""
     for seed in range(first, first + 25):
         case = Case(seed)
         k = case.draft.shape[1]
@@ -336,7 +333,6 @@ def test_a_token_out_of_range_stops_its_request(rule: str) -> None:
 
 @RULES
 def test_every_path_of_a_tree_is_recomputed(rule: str) -> None:
-    """Trees with drawn or deterministic children, or both, from one row to the next."""
     longest, rejected = 0, 0
     for seed in range(150):
         case = Case(seed)

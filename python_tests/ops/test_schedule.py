@@ -1,7 +1,5 @@
 """The operators over state rows under torch (see csrc/tests), and rows of the runtime."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

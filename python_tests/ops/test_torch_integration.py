@@ -1,7 +1,5 @@
 """The operators inside torch: opcheck, torch.compile, batches, strided views, guarded outputs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

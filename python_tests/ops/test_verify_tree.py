@@ -1,7 +1,5 @@
 """Verification of trees as torch operator (its exactness: csrc/tests/exactness)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

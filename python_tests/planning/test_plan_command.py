@@ -1,7 +1,5 @@
 """``python -m polyspec_ext plan``, on a chain of untrained models of POLYSPEC_TINY."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The planner on levels with passes of a known time, by a clock that only passes move."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time
@@ -152,7 +150,6 @@ UNEVEN = [[n % 12, *[(n + 5) % 12] * size] for n, size in enumerate(SIZES)]
 
 
 def test_prompts_that_there_is_no_time_for(clock: Clock) -> None:
-    """Some are timed, of different lengths; trials are of a few."""
     longer = 0.002, 0.01
     given = [Slow(clock, "target", 0.1, 0.0, *longer), Slow(clock, "middle", 0.02, 0.35, *longer)]
     plan = ps.plan(given, UNEVEN, 30, seconds=90)

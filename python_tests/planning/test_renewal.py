@@ -1,7 +1,5 @@
 """The renewal model against the scheduler's state rows."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

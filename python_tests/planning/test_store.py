@@ -1,7 +1,5 @@
 """Stored values, and seconds of passes."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import time

@@ -1,7 +1,5 @@
 """The paper's printed formulas and numbers, and `planning.theory`."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The policies: the distribution stays the target's, and choices follow the papers."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math
@@ -57,7 +55,6 @@ def best_window(accept: float, seconds: Any, most: int = 16) -> int:
 @pytest.mark.parametrize("accept", [0.4, 0.6, 0.8, 0.9])
 @pytest.mark.parametrize("kind", [policies.Online, policies.Joint])
 def test_window_is_the_argmax(kind: type[policies.Adaptive], accept: float) -> None:
-    """Equation 1, from estimates of many rounds."""
     options = {"history": 10**6} if kind is policies.Online else {"forgetting": 0.998}
     chosen = rounds(kind(guard=False, **options), [accept], linear, [4], 1500)
     wanted = best_window(accept, linear)
@@ -97,7 +94,6 @@ def test_a_single_slow_step_changes_no_window(kind: type[policies.Adaptive]) -> 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "fixed"])
 def test_it_speculates_again(name: str) -> None:
-    """Nothing is accepted for a while, and then nearly all is."""
     accept = [0.0] * 200 + [0.95] * 1300
     chosen = rounds(POLICIES[name](), accept, linear, [4], len(accept))
     assert sum(w > 0 for (w,) in chosen[50:200]) < 40

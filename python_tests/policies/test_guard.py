@@ -1,8 +1,6 @@
 """The guard of the policies, by simulated costs: plain decoding where drafting loses, at a bounded
 price, and drafting where it wins."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import statistics

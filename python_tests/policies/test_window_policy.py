@@ -1,7 +1,5 @@
 """Windows that change before every round: reports, and rows apart from each other's windows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +19,6 @@ def make(count: int, vocab: int, at_once: bool) -> list[Any]:
 
 
 def test_reports() -> None:
-    """Reports come per row and round: committed text, new tokens and steps of the last round."""
     policy = Random(3)
     levels = [toy_rows.Rows(20, 11 + i, scale=1.5) for i in range(3)]
     prompts = [[1, 2], [3]]

@@ -1,7 +1,5 @@
 """Arguments are checked where they are passed, by name; every documented container will do."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import dataclasses
@@ -375,7 +373,6 @@ def test_good_values() -> None:
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_bad_windows_of_a_policy(sync: bool) -> None:
-    """The errors are the chain's, and the chain stays usable."""
     policy = Windows([3])
     levels = [ps.HuggingFaceLevel(make("llama", 1, seed, VOCAB)) for seed in (0, 1)]
     chain = ps.Chain(levels, [2], policy=policy, sync_each_step=sync)
@@ -408,7 +405,6 @@ def test_the_largest_window_takes_no_more_than_the_text_is_long(sync: bool) -> N
 
 
 def test_arguments_of_transformers_have_a_hint() -> None:
-    """And typing errors have another; neither passes in silence."""
     chain = plain()
     hints = {
         "do_sample": "custom_generate=ps.custom_generate, chain=chain, do_sample=.*temperature=0",

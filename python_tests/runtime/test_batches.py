@@ -1,7 +1,5 @@
 """Batches: rows that leave and stop, seeds, padding, statistics and errors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Kept prompts (`cache_prompt`) are not read again, and change no bit of the output."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,7 +213,6 @@ SERVED: dict[str, Callable[[Path], list[Any]]] = {
 @invariant
 @pytest.mark.parametrize("kind", SERVED)
 def test_requests_that_come_and_go_have_their_texts(kind: str, tmp_path: Path) -> None:
-    """Bit by bit, with kept prompts, in slots that others leave, and after a pass that failed."""
     Counting.left = 0
     chain = ps.Chain(SERVED[kind](tmp_path))
     known: dict[str, ps.Output] = {}

@@ -1,7 +1,5 @@
 """Chains are copied and pickled with their models, idle; a copy gives the same tokens."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

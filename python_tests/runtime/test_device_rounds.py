@@ -1,7 +1,5 @@
 """Rounds without host synchronisation, on the CPU: as step by step, and no value is read."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -23,7 +21,6 @@ def chains(window: list[int], **options: Any) -> tuple[ps.Chain, ps.Chain]:
 
 
 def test_the_target_s_logits_are_those_behind_the_tokens() -> None:
-    """As `output_logits` and `output_scores` return them."""
     followed, alone = chains([4, 2])
     seen: list[dict[int, list[torch.Tensor]]] = []
     for chain in (followed, alone):
@@ -43,7 +40,6 @@ def test_the_target_s_logits_are_those_behind_the_tokens() -> None:
 
 @pytest.mark.parametrize("window", [[3], [4, 2], [4, 3, 2]], ids=str)
 def test_caches_hold_what_they_hold_step_by_step(window: list[int]) -> None:
-    """After every round, and the host knows it."""
     pair = chains(window)
     batches = [chain.batch(PROMPTS, 30, temperature=1.0, seed=8, eos_token_id=[]) for chain in pair]
     rounds = 0

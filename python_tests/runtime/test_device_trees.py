@@ -1,7 +1,5 @@
 """Rounds of heads and trees without host synchronisation, on the CPU, and their captures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """An error says where it was, and the next call is as if nothing had happened."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import math
@@ -166,7 +164,7 @@ class Interrupt:
     def __init__(self, at: tuple[Any, int] | None = None) -> None:
         self.at, self.seen = at, dict[tuple[Any, int], None]()
 
-    def __enter__(self) -> Interrupt:
+    def __enter__(self) -> Any:
         self._before = sys.gettrace()
         sys.settrace(self._call)
         return self

@@ -2,8 +2,6 @@
 is gone or a step cannot be captured. On the CPU, with a recorder instead of CUDA graphs
 (`recorder.py`), and on a GPU where there is one."""
 
-from __future__ import annotations
-
 import gc
 import random
 import warnings
@@ -33,7 +31,6 @@ OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("window", [[3], [4, 2]], ids=str)
 def test_a_text_of_900_tokens_has_two_captures_a_step(window: list[int], rows: int) -> None:
-    """Count captures of spans of 512 and 1024 slots; few other steps are not replayed."""
     graphs = WatchedGraphs()
     options: dict[str, Any] = {"capacity": 1024, "max_position_embeddings": 2048}
     chain, _ = make(window, True, graphs=graphs, bucket=DEVICE_BUCKET, **options)
@@ -384,8 +381,6 @@ def test_graphs_on_the_cpu_are_refused() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("window", [[], [3], [4, 2], [4, 3, 2]], ids=str)
 def test_cuda_graphs_give_the_tokens_of_eager_rounds(window: list[int], count: int) -> None:
-    """Replays, the same rounds without graphs, and rounds that the host follows."""
-
     def chain(graphs: bool, sync_each_step: bool) -> ps.Chain:
         levels = [level(i, 3 - min(i, 2), f"level {i}") for i in range(len(window) + 1)]
         cuda = [one.model.cuda() for one in levels]
@@ -406,7 +401,6 @@ def test_cuda_graphs_give_the_tokens_of_eager_rounds(window: list[int], count: i
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("window", [[], [4], [6, 2], [6, 3, 2]], ids=str)
 def test_one_wait_per_round_of_the_target(window: list[int], graphs: bool) -> None:
-    """Counted by the profiler; launches per round are printed."""
     from torch.profiler import ProfilerActivity, profile
 
     levels = [level(i, 3 - min(i, 2), f"level {i}") for i in range(len(window) + 1)]

@@ -1,7 +1,5 @@
 """Captured passes of steps that the host follows (their counts: levels/test_cuda_chains.py)."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The steps of a round that are known before its tokens are, and how many tokens they can read."""
 
-from __future__ import annotations
-
 import toy
 
 import polyspec_ext as ps
@@ -50,7 +48,6 @@ def test_default_rounds() -> None:
 
 
 def test_windows_and_rounds_of_the_shipped_chain() -> None:
-    """The chain's windows, unless the caller names others."""
     chain = tiny.chain()
     assert (tuple(chain.window), tuple(chain.rounds)) == ((5, 3), (3,))
     assert tiny.chain(window=[6, 2]).rounds == [2]

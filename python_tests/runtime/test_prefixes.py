@@ -1,7 +1,5 @@
 """Copies of read texts: copies found are of the text, and the level had read them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Options of a request: rules that change logits, stop strings, several answers, alternatives."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -84,7 +82,6 @@ RULES = st.fixed_dictionaries(
     st.integers(0, 2**20),
 )
 def test_rules_are_what_each_position_asks_for(rules, penalties, prompt, text, width, seed) -> None:
-    """Several rows at once against transformers, also of a level with fewer ids."""
     prefix = prompt + text
     logits = torch.randn(len(text) + 1, V, generator=torch.Generator().manual_seed(seed)) * 4
     ours = LogitsRules(**rules, **penalties).for_request(len(prompt), frozenset(EOS), V)
@@ -261,7 +258,6 @@ LAWS: list[dict[str, Any]] = [
     ids=str,
 )
 def test_the_law_is_the_targets_under_its_rules(shape, window, length, rules, rule) -> None:
-    """Every draw enumerated: two and three levels, a smaller draft vocabulary, a tree."""
     levels: list[Any]
     if shape == "tree":
         enumerator: toy.Enumerator = toy_trees.TreeEnumerator()
@@ -465,7 +461,6 @@ def test_n_texts_of_each_prompt_are_rows_with_their_seeds() -> None:
     ids=str,
 )
 def test_alternatives_are_the_likeliest_ids(sampling: dict[str, float], levels: int) -> None:
-    """Compute the alternatives of the processed distribution from the table token by token."""
     made = toy_rows.make(levels)
     chain = ps.Chain(made, [3, 2][: levels - 1])
     prompts = [[1, 2], [3]]

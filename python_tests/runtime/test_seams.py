@@ -1,7 +1,5 @@
 """The interface of a drafter that reads hidden states, and begins after copies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

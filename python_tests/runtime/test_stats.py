@@ -1,7 +1,5 @@
 """Statistics by level, request and position; as a table, as JSON and for Prometheus."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """Prefills that overlap, with streams that record their waits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -37,7 +35,7 @@ class Stream:
     def wait_event(self, event: set[str]) -> None:
         self.done |= event
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: Any) -> None:
         self.done |= other.done
 
 

@@ -1,7 +1,5 @@
 """A tail at work: when tokens are drafted and read, windows that follow, and refusals."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

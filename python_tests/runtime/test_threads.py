@@ -1,7 +1,5 @@
 """Refuse a second call of a chain at work; the first is unharmed."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

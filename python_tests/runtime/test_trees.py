@@ -1,7 +1,5 @@
 """Trees in chains: the distribution is the target's, by enumeration."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A thread that steps a server, for the tasks of event loops."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading
@@ -87,8 +85,6 @@ def test_errors_reach_the_caller() -> None:
 
 @pytest.mark.parametrize("finish", [True, False])
 def test_stopping(finish: bool) -> None:
-    """Requests that run and wait are finished, or aborted."""
-
     async def main() -> list[Any]:
         server = ps.AsyncServer(server_of(1))
         server.start()

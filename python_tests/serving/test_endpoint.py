@@ -1,7 +1,5 @@
 """The endpoint through OpenAI's client: every field works as in the chain alone."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

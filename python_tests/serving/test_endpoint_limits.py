@@ -1,7 +1,5 @@
 """Refusals of the endpoint, and rude clients, which change no other request and leave nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json
@@ -305,7 +303,6 @@ def test_what_is_too_long_is_not_tokenized(chat, body, param) -> None:
 
 
 def test_a_request_that_stops_within_its_head_is_closed(chains) -> None:
-    """As the first of a connection, and after an answer."""
     http = serve.protocol(0.4)
     with Served(chains[1], chains[1], http=http) as one:
         for before in (b"", post(TEXT, PROMPT)):
@@ -357,7 +354,7 @@ def test_a_full_queue_and_time_that_is_over(chains: tuple[ps.Chain, ps.Chain]) -
 class Unwilling:
     """A drafter that fails for some texts, for some of them late."""
 
-    def fork(self) -> Unwilling:
+    def fork(self) -> Any:
         return Unwilling()
 
     def propose(self, context: ps.Context, k: int) -> ps.Proposal:

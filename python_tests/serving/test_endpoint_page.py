@@ -1,7 +1,5 @@
 """The page in a headless browser, by keyboard."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Requests that join a batch and leave it have the texts that a chain gives them alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -117,8 +115,6 @@ def test_texts_do_not_depend_on_who_shares_the_steps(
 
 
 def test_rules_and_alternatives_are_those_of_the_request() -> None:
-    """As of `Chain.generate`, in one batch with requests without any."""
-
     def chain() -> ps.Chain:
         return ps.Chain([Admitting(VOCAB, 11 + i, 1.2) for i in range(3)], [4, 2])
 
@@ -165,7 +161,7 @@ class Broken(Admitting):
 
 
 class Unwilling:
-    def fork(self) -> Unwilling:
+    def fork(self) -> Any:
         return Unwilling()
 
     def propose(self, context: Context, k: int) -> Proposal:
@@ -389,7 +385,6 @@ def test_bad_parameters(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize("bound", [0, 1, 2])
 def test_windows_are_bounded_by_request(bound: int) -> None:
-    """As in a chain with these windows, for any windows of the others."""
     levels: list[Any] = [Admitting(VOCAB, 11 + i, 1.2) for i in range(3)]
     chain = ps.Chain(levels, [5, 3], check_vocabulary=False)
     narrow = ps.Chain(

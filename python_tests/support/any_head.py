@@ -1,7 +1,5 @@
 """Heads of every kind with random weights, for toy levels with hidden states of `SIZE` numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Saved runs of ``benchmarks paper`` with random numbers, and their raw JSON lines."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

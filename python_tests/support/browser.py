@@ -1,7 +1,5 @@
 """A headless Chromium, driven through pipes by its DevTools protocol."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

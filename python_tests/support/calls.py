@@ -1,7 +1,5 @@
 """Calls of the operators: as the dispatcher sees them, and the same call with rows elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Chains of small models with captured steps, and the same chains without."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from recorder import Recorder, on_a_device

@@ -1,7 +1,5 @@
 """Rounds without host synchronisation, and the reads of the host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """DFlash and DSpark checkpoints with random weights, and their forward pass plainly."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

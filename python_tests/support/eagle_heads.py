@@ -1,7 +1,5 @@
 """EAGLE checkpoints with random weights, and their forward pass plainly, in float64."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

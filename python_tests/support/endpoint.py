@@ -1,7 +1,5 @@
 """An endpoint over the shipped chain in a thread, and raw connections to it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -51,7 +49,7 @@ class Served:
         self._loop = asyncio.get_running_loop()
         await self._uvicorn.serve([self.listener])
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> Any:
         self._thread.start()
         wait_for(lambda: self._uvicorn.started)
         return self

@@ -1,7 +1,5 @@
 """Evidence: tests of drawn counts, and the result of the rules for a block in closed form."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

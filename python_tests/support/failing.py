@@ -1,7 +1,5 @@
 """Small models, and methods that fail when a test wants it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

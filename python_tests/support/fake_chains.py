@@ -1,7 +1,5 @@
 """Chains of levels on CUDA without a GPU (`fake_cuda.py`), and launches of their steps."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Signatures of other packages, read from their sources: they need not be installed to run."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os

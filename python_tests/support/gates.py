@@ -1,7 +1,5 @@
 """Calls that wait inside a chain, in another thread, until a test lets them go on."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +51,7 @@ class Waiting:
         except BaseException as error:
             self.result = error
 
-    def __enter__(self) -> Waiting:
+    def __enter__(self) -> Any:
         self.thread = threading.Thread(target=self._run, name="the first")
         self.thread.start()
         assert self.gate.reached.wait(60)

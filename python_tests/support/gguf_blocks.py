@@ -1,7 +1,5 @@
 """Random blocks of the types of GGUF files, and small files of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Run a function of a test module in another process, with another instruction set and more
 threads."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Medusa's and Hydra's heads with random weights in their published formats."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

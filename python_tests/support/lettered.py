@@ -1,7 +1,5 @@
 """Toy levels with tokenizers of letters, and levels translated between them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import toy

@@ -1,7 +1,5 @@
 """Replaces polyspec_llama: ids count on; llama.cpp's rule fails at the third."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

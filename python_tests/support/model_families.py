@@ -1,7 +1,5 @@
 """Tiny models of transformers' families, and the table of docs/models.md about them."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

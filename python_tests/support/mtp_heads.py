@@ -1,7 +1,5 @@
 """Tiny models with a multi-token prediction head, and its forward pass plainly."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

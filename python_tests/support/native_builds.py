@@ -1,7 +1,5 @@
 """Programs in C and C++ that tests build, and the tools for it."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import importlib.util

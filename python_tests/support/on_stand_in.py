@@ -3,8 +3,6 @@
 Its operators run the CUDA kernels on the host (csrc/tests/cuda_on_cpu).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

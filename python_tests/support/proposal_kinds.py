@@ -1,7 +1,5 @@
 """A drafter with every kind of proposal, and the exact distributions of a batch's texts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -45,7 +43,7 @@ class Various:
         self.fine = toy.ToyLevel(vocab, 32)
         self.fine.table = self.fine.table * 0.7371
 
-    def fork(self) -> Various:
+    def fork(self) -> ps.Drafter:
         return Various(self.kind, self.vocab, self.sample)
 
     def propose(self, context: Context, k: int) -> Proposal:

@@ -1,7 +1,5 @@
 """Random chains and batches, for comparing every row of `Chain` with an independent loop."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 from typing import Any, NamedTuple

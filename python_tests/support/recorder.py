@@ -8,8 +8,6 @@ on the device, and refuses reads of a value on the host.
 Tests on a GPU check that CUDA captures the operators.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager

@@ -14,8 +14,6 @@ A row of logits is a float32 array ``[V]`` (bfloat16 and float16 widen without r
     tokens, logprobs = verify(p, draft_tokens, q, philox_draws(seed, position, level, round))
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A driver that checks every pass of a RollbackCache against each row alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 sanitized.py [cuda|cpu [tiny]]    tiny: one verification and nothing else
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,7 +1,5 @@
 """A folder as `make demo` finds the shipped models: three random models and a real tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Small random models of several families, copies of them a little off, and their greedy texts."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

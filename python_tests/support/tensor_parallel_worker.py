@@ -3,8 +3,6 @@
 Run by torchrun with the folder of the models; every rank writes the tokens it saw there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Inputs, from an engine, of drafters that read hidden states."""
 
-from __future__ import annotations
-
 import torch
 
 import polyspec_ext as ps

@@ -5,8 +5,6 @@ A toy level computes its logits from the tokens in its "cache", so a wrong cut s
 Everything here is double precision Python, independent of the code under test.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Window policies that follow the text, as laws are enumerated with."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Toy levels of batches with logits that follow the row's cache, and rows that differ."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Toy levels and drafters of trees, and verification with every draw enumerated, plainly."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

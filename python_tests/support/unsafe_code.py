@@ -1,7 +1,5 @@
 """Code that a file of tensors must not contain."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

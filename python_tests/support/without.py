@@ -1,7 +1,5 @@
 """A plugin of pytest (``-p without``): packages named in POLYSPEC_WITHOUT cannot be imported."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

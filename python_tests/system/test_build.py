@@ -1,7 +1,5 @@
 """The build: stubs that match the module, the source distribution, the error of a missing tool."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect
@@ -287,7 +285,6 @@ def test_gpu_script_asks_the_device_after_a_step_that_is_late(tmp_path, answers)
 
 
 def test_what_the_sanitizer_runs_works_on_the_cpu() -> None:
-    """Every operator that has kernels is called."""
     registered = {name.removeprefix("polyspec::").split(".")[0] for name in operator_names()}
     of_the_cpu = (
         "add_rms_norm", "attention", "block_", "decoder_", "dense_", "gated", "int4_", "rms_norm",

@@ -1,7 +1,5 @@
 """Conversations: chat templates, and the two commands that use them, on untrained models."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -439,7 +437,6 @@ def test_a_long_prompt_is_read_with_a_bar(capsys, monkeypatch, instruct, command
 
 
 def test_ctrl_c_ends_the_reading_of_a_prompt(capsys, monkeypatch, instruct) -> None:
-    """Between its pieces; the conversation goes on without the question."""
     pieces: list[int] = []
     run = ps.HuggingFaceLevel.run
 
@@ -525,7 +522,6 @@ def test_a_chain_answers_messages(instruct: Path) -> None:
 
 
 def test_texts_and_their_answers(instruct: Path, untrained: Path, tmp_path: Path) -> None:
-    """Through the template or as they are; special tokens and padding are no text."""
     tokenizer = tiny.tokenizer()
     texts = ["2 + 2 =", "How many legs have 3 cows?"]
     bare = with_template(untrained, tmp_path, None)

@@ -1,7 +1,5 @@
 """The command line, on a chain of untrained models of POLYSPEC_TINY."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json
@@ -49,7 +47,6 @@ def test_levels_are_shown_by_colours(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_options_of_a_text_are_those_of_a_chain(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rules, stop strings and several texts of a prompt, printed and as JSON."""
     command = ("generate", "x", "y", "--n", "2", "--max-new-tokens", "9", "--temperature", "1.5")
     more = ["--seed", "3", "--repetition-penalty", "2", "--presence-penalty", "1,0.5"]
     more += ["--frequency-penalty", "-0.5", "--stop", "e", "--stop", "a"]

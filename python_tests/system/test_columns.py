@@ -1,7 +1,5 @@
 """Tables and Markdown in so many columns: no line is longer, and no cell is lost."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -359,7 +359,6 @@ def test_shared_library_has_a_version_and_exports_the_public_interface(installed
 
 
 def test_microbenchmark(prefix: Path) -> None:
-    """csrc/examples/bench: every operator a row with the columns of `benchmarks kernels`."""
     bench = build_example(EXAMPLES / "bench", prefix) / "kernel_bench"
     shape = ["--vocab", 500, "--batch", 8, "--draft-len", 4, "--repeats", 40, "--acceptance", 0.6]
     for options in ([], ["--threads", 2], ["--top-k", 20, "--top-p", 0.9]):

@@ -5,8 +5,6 @@ the user's cache folder; the tests are skipped where they cannot be had. One thr
 threads of ggml spin while they wait, which takes very long on a busy machine.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import platform

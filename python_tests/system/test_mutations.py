@@ -1,8 +1,6 @@
 """The faults of python_tests/mutations can be planted, and their tests exist. (`make mutations`
 plants them.)"""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util

@@ -1,7 +1,5 @@
 """Progress is written to standard error, and only to a terminal, but for phases."""
 
-from __future__ import annotations
-
 import io
 import re
 import time

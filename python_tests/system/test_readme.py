@@ -1,7 +1,5 @@
 """README, docs and examples: programs run, commands parse, links lead, tables are filled."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """Run a binary with every torch that it is said to run with (`make test-oldest`)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

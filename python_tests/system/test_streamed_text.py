@@ -1,7 +1,5 @@
 """Text in pieces is the text of the whole, for every kind of tokenizer, at a linear cost."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any
@@ -119,7 +117,6 @@ def first_stop(text: str, stops: list[str]) -> tuple[int, int]:
 @pytest.mark.parametrize("tidies", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_end_in_front_of_a_stop_string(kind: str, tidies: bool) -> None:
-    """Stop strings within tokens and characters of several bytes, and near misses."""
     tokenizer = tokenizer_of(kind, tidies)
     drawn = random.Random(1)
     words = [token for text in TEXTS for token in tokenizer(text).input_ids]

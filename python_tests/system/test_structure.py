@@ -156,7 +156,6 @@ def foreign_private_names(tree: ast.Module) -> Iterator[str]:
 
 
 def test_imports_form_no_cycle() -> None:
-    """A cycle is an error that names its modules."""
     assert list(TopologicalSorter(graph_of_the_package()).static_order())
 
 
@@ -321,7 +320,6 @@ def rooms_that_need(room: str) -> set[str]:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_can_be_deleted(room: str, tmp_path: Path) -> None:
-    """With the rooms that use it; everything else can be imported, and chains run."""
     assert run_without(tmp_path, rooms_that_need(room))
 
 

@@ -3,8 +3,6 @@
 python python_tests/system/test_surface.py    # writes signatures.txt anew, for review
 """
 
-from __future__ import annotations
-
 import enum
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The rules for words in CONTRIBUTING.md, as far as they can be counted."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

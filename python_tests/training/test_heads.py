@@ -1,7 +1,5 @@
 """Heads that are trained for a target that is there."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
