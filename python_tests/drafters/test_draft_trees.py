@@ -35,17 +35,9 @@ class Table:
     def expand(self, tokens, states, depth, ancestors) -> tuple[torch.Tensor, torch.Tensor]:
         out = states.clone()
         out[:, :, depth - 1] = tokens
-        rows = torch.stack(
-            [
-                torch.stack([self.logits(b, path_of(own)) for own in out[b]])
-                for b in range(self.batch)
-            ]
-        )
-        return out, rows
-
-
-def path_of(state: torch.Tensor) -> Path:
-    return tuple(int(x) for x in state if x >= 0)
+        paths = [[tuple(int(x) for x in own if x >= 0) for own in row] for row in out]
+        rows = [torch.stack([self.logits(b, path) for path in own]) for b, own in enumerate(paths)]
+        return out, torch.stack(rows)
 
 
 def paths_of(nodes: Nodes, row: int) -> list[Path]:

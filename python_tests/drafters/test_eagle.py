@@ -25,11 +25,6 @@ def target() -> Any:
     return make("llama", 4, vocab=64)
 
 
-def wide() -> Any:
-    """Return a model with hidden states of another width than the target's."""
-    return make("llama", 1, seed=1, vocab=64, hidden_size=64)
-
-
 @pytest.mark.parametrize("even", [False, True])
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
 def test_trees_are_those_of_the_plain_forward_pass(v, even, target, tmp_path) -> None:
@@ -120,8 +115,9 @@ def test_behind_tokens_whose_states_are_not_told(v: Variant, target: Any, tmp_pa
 
 def test_a_target_without_the_states_is_named(target: Any, tmp_path: Path) -> None:
     drafter = ps.Eagle.from_pretrained(save(FIRST, weights_of(FIRST, 4), tmp_path), target)
+    wide = make("llama", 1, seed=1, vocab=64, hidden_size=64)
     with pytest.raises(ValueError, match=r"^small: expected hidden states of 32 values.*given 64$"):
-        ps.Chain([ps.HuggingFaceLevel(wide(), name="small"), drafter])
+        ps.Chain([ps.HuggingFaceLevel(wide, name="small"), drafter])
     drafter = ps.Eagle.from_pretrained(save(THIRD, weights_of(THIRD, 4), tmp_path), target)
     early = ps.early_exit(ps.HuggingFaceLevel(target), 2)
     with pytest.raises(ValueError, match=r"expected hidden states of layer 3, .* given 2 layers"):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from last_state_heads import Weights, hydra, medusa, save_hydra, save_medusa
+from last_state_heads import KINDS, Weights, drafter, hydra, save
 from small_models import make
 from told import draft_input, told
 from unsafe_code import Code
@@ -13,10 +13,6 @@ from unsafe_code import Code
 import polyspec_ext as ps
 
 HIDDEN, V = 32, 64
-KINDS: dict[str, Any] = {
-    "medusa": (ps.Medusa, medusa, save_medusa),
-    "hydra": (ps.Hydra, hydra, save_hydra),
-}
 TEXTS = [[3, 9, 27, 17], [5, 6], [8]]
 
 
@@ -54,9 +50,9 @@ def plain_hydra(weights: Weights, head: int, blocks: int, x: torch.Tensor) -> to
 def test_against_the_plain_heads(kind, blocks, bias, pack, target, tmp_path) -> None:
     level = ps.HuggingFaceLevel(target, pack=pack)
     tree = ps.StaticTree([[0], [1], [0, 0], [0, 1], [1, 0], [0, 1, 1], [1, 0, 0]])
-    drafter_type, make_weights, save = KINDS[kind]
+    drafts, make_weights = KINDS[kind]
     weights = make_weights(3, blocks, **({} if bias else {"bias": False}))
-    drafter = drafter_type.from_pretrained(save(weights, tmp_path), level, tree=tree)
+    drafter = drafts.from_pretrained(save(kind, weights, tmp_path), level, tree=tree)
     assert drafter.num_heads == 3
     assert drafter.capabilities.hidden_layers == (-1,)
     generator = torch.Generator().manual_seed(1)
@@ -81,7 +77,7 @@ def test_against_the_plain_heads(kind, blocks, bias, pack, target, tmp_path) -> 
 
 
 def test_no_deeper_than_there_are_heads(target: Any, tmp_path: Path) -> None:
-    heads = ps.Medusa.from_pretrained(save_medusa(medusa(2), tmp_path), target)
+    heads = drafter("medusa", target, tmp_path, 2)
     hidden = told([-1], [torch.randn(3, HIDDEN)], [0])
     block = heads.draft(draft_input(TEXTS[:1], [5], hidden))
     depths: list[int] = []
@@ -109,22 +105,22 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("kind", "change", "text"), WRONG, ids=[text for *_, text in WRONG])
 def test_files_that_cannot_be_read(kind, change, text, target, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    drafter_type, make_weights, save = KINDS[kind]
+    drafts, make_weights = KINDS[kind]
     weights = {**make_weights(), **change}
-    place = save({key: value for key, value in weights.items() if value is not None}, tmp_path)
+    place = save(kind, {key: w for key, w in weights.items() if w is not None}, tmp_path)
     with pytest.raises(ValueError, match=text):
-        drafter_type.from_pretrained(place, target)
+        drafts.from_pretrained(place, target)
     assert not (tmp_path / "ran").exists()
 
 
 def test_heads_of_another_kind(target: Any, tmp_path: Path) -> None:
     other: dict[str, Any] = {"fc.weight": torch.zeros(1)}
     with pytest.raises(ValueError, match=r"expected Medusa's tensors.*given fc.weight"):
-        ps.Medusa.from_pretrained(save_medusa(other, tmp_path), target)
+        ps.Medusa.from_pretrained(save("medusa", other, tmp_path), target)
     with pytest.raises(ValueError, match=r"expected Hydra's tensors.*given fc.weight"):
-        ps.Hydra.from_pretrained(save_hydra(other, tmp_path), target)
+        ps.Hydra.from_pretrained(save("hydra", other, tmp_path), target)
     with pytest.raises(ValueError, match=r"hydra_head_arch: expected 'mlp', given 'prefix-mlp'"):
-        ps.Hydra.from_pretrained(save_hydra(hydra(), tmp_path, "prefix-mlp"), target)
+        ps.Hydra.from_pretrained(save("hydra", hydra(), tmp_path, "prefix-mlp"), target)
     (tmp_path / "medusa_lm_head.pt").unlink()
     with pytest.raises(ValueError, match=r"medusa_lm_head.pt: expected"):
         ps.Medusa.from_pretrained(tmp_path, target)

@@ -3,15 +3,14 @@
 import copy
 import gc
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from any_head import head_for
 from calls import arguments_of
 from eagle_heads import Reference, Variant, save, target_of, weights_of
-from last_state_heads import hydra, medusa, save_hydra, save_medusa
 from told import draft_input, drawn_from, prompts, told
 
 import polyspec_ext as ps
@@ -23,11 +22,13 @@ pytestmark = pytest.mark.skipif(
 PRODUCT = torch.ops.polyspec.dense_product.default
 LAYERS = 8
 # The attention operator reads heads of 32.
-FIRST = Variant("eagle1 of heads of 32", hidden=32, heads=2, kv_heads=1, head_dim=32, inner=48)
+WIDE: dict[str, Any] = {"heads": 2, "kv_heads": 1, "head_dim": 32, "inner": 48}
+FIRST = Variant("eagle1 of heads of 32", hidden=32, **WIDE)
 
 
-def wide_head(place: Path, target: Any, v: Variant = FIRST, **options: Any) -> ps.Eagle:
-    return ps.Eagle.from_pretrained(save(v, weights_of(v, LAYERS), place), target, **options)
+def wide_head(place: Path, target: Any, **options: Any) -> ps.Eagle:
+    save(FIRST, weights_of(FIRST, LAYERS), place)
+    return ps.Eagle.from_pretrained(place, target, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -66,29 +67,16 @@ def test_chains_say_what_the_target_says(tree: Any, tmp_path: Path) -> None:
     assert shapes >= {(64, 32), (32, 128), (32, 96), (48, 32)}
 
 
-HEADS: dict[str, Callable[[Path, Any], Any]] = {
-    "eagle": wide_head,
-    "medusa": lambda place, target: ps.Medusa.from_pretrained(
-        save_medusa(medusa(hidden=32, vocab=FIRST.vocab), place), target
-    ),
-    "hydra": lambda place, target: ps.Hydra.from_pretrained(
-        save_hydra(hydra(hidden=32, vocab=FIRST.vocab), place), target
-    ),
-}
-
-
-def pickled(one: Any) -> Any:
-    return pickle.loads(pickle.dumps(one))
-
-
-@pytest.mark.parametrize(("way", "onednn"), [(copy.deepcopy, False), (pickled, True)])
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(
+    ("way", "onednn"), [(copy.deepcopy, False), (lambda one: pickle.loads(pickle.dumps(one)), True)]
+)
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "hydra"])
 def test_copies(kind, way, onednn, tmp_path, monkeypatch) -> None:
     """A copy of a chain has separate packed weights, and again one output head for both."""
     if onednn:
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     level = ps.HuggingFaceLevel(target_of(FIRST), pack=True)
-    chain = ps.Chain([level, HEADS[kind](tmp_path, level)], [3])
+    chain = ps.Chain([level, head_for(level, kind, tmp_path, **WIDE)], [3])
     wanted = chain.generate([3, 9, 27], 10, eos_token_id=[])
     again = way(chain)
     del chain, level

@@ -68,7 +68,7 @@ def plain(make: Callable[[], list[Any]]) -> Make:
 
 
 def sizes(*vocabs: int) -> Make:
-    return plain(lambda: toy.of_sizes(*vocabs))
+    return plain(lambda: [toy.ToyLevel(vocab, 1 + i) for i, vocab in enumerate(vocabs)])
 
 
 # ---- drafters ------------------------------------------------------------------------------------

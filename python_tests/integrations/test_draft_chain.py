@@ -67,7 +67,7 @@ class ByText:
         self.reports: list[ps.RoundReport] = []
         self.chosen: set[tuple[int, ...]] = set()
 
-    def next(self, report: ps.RoundReport) -> list[int]:
+    def next(self, report: Any) -> list[int]:
         self.reports.append(report._replace(text=list(report.text)))
         count = sum(report.text) + 2 * len(report.text)
         windows = [(count + level) % 3 for level in range(len(report.windows))]

@@ -44,7 +44,9 @@ class NaiveStreaming(CacheLayerMixin):
         self.raw: list[torch.Tensor] = []
         self.old: list[torch.Tensor] = []
 
-    def lazy_initialization(self, key_states, value_states) -> None:
+    def lazy_initialization(self, key_states, value_states) -> None: ...
+
+    def position(self) -> int:
         return min(len(self.raw), self.sinks + self.window - 1)
 
     def update(self, key_states, value_states, *args, **kwargs):

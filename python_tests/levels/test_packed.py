@@ -428,10 +428,6 @@ def test_pages_are_huge() -> None:
     assert kept[0].numel() == 20 * MIB
 
 
-def on(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-
-
 def small(seed: int = 0, dtype: torch.dtype = torch.float32, inner: int = 64) -> Any:
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
     return small_models.llama(seed, 1, 40, intermediate_size=inner, **heads).to(dtype)
@@ -447,7 +443,7 @@ def forms(chain: ps.Chain) -> list[tuple[torch.dtype, bool]]:
     ("capability", "packs"), [("AVX512", True), ("AVX2", True), ("DEFAULT", False)]
 )
 def test_float32_is_packed_by_the_processor(capability, packs, monkeypatch) -> None:
-    on(monkeypatch, capability)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     options: dict[str, Any] = {"check_vocabulary": False}
     chain = ps.Chain([small(), small(1)], [3], pack="auto", **options)
     assert forms(chain) == [(torch.float32, packs)] * 2

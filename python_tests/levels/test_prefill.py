@@ -44,10 +44,6 @@ def shipped(name: str, layers: int | None = None) -> Any:
     ).eval()
 
 
-def prompt(rows: int) -> torch.Tensor:
-    return torch.randint(3, 2000, (rows, TOKENS), generator=torch.Generator().manual_seed(2))
-
-
 def bound(level: HuggingFaceLevel, rows: int, chunk: int) -> int:
     """The docstring's: activations of c tokens, masks of c queries, and the cache itself."""
     config = level.model.config
@@ -62,7 +58,8 @@ def bound(level: HuggingFaceLevel, rows: int, chunk: int) -> int:
 )
 def test_a_long_prompt_goes_in_passes_of_bounded_memory(name: str, counts: list[int]) -> None:
     chunk, rows = 256 // len(counts), len(counts)
-    text = prompt(rows)
+    generator = torch.Generator().manual_seed(2)
+    text = torch.randint(3, 2000, (rows, TOKENS), generator=generator)
     model = shipped(name, layers=2 if name == "target" else None)
     level = HuggingFaceLevel(model, prefill_chunk=chunk)
     with Largest() as largest:

@@ -1,5 +1,6 @@
 """Layers of known families (`levels.fused`): the same bits in every kind of pass."""
 
+import itertools
 from typing import Any
 from unittest import mock
 
@@ -116,17 +117,22 @@ def test_angles_are_the_modules(kind: str, dtype: torch.dtype) -> None:
     assert cosine[at].equal(same(other, after)[0])
 
 
+def require_whole(model: Any, level: HuggingFaceLevel, *cuts: int) -> None:
+    """Compare logits of passes between the cuts with logits of a pass without a cache."""
+    tokens = _tokens(1, cuts[-1])
+    level.prefill(tokens[:, : cuts[0]])
+    passes = [level.forward(tokens[:, a:b], b - a) for a, b in itertools.pairwise(cuts)]
+    whole = model(input_ids=tokens).logits[:, cuts[0] :]
+    torch.testing.assert_close(torch.cat(passes, 1), whole.detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_masks_by_type_of_layer() -> None:
     kinds = ["full_attention", "sliding_attention", "full_attention"]
     windows = {"layer_types": kinds, "use_sliding_window": True, "sliding_window": 5}
     model = wide("qwen2", num_hidden_layers=3, **windows)
     level = HuggingFaceLevel(model, pack=True)
     assert level._stacked is not None
-    tokens = _tokens(1, 20)
-    level.prefill(tokens[:, :9])
-    logits = torch.cat([level.forward(tokens[:, 9:14], 5), level.forward(tokens[:, 14:], 6)], 1)
-    whole = model(input_ids=tokens).logits[:, 9:]
-    torch.testing.assert_close(logits, whole.detach(), rtol=1e-4, atol=1e-5)
+    require_whole(model, level, 9, 14, 20)
 
 
 @pytest.mark.parametrize("part", ["model.layers.1", "model.layers.0.mlp.act_fn", "lm_head",
@@ -161,11 +167,7 @@ def test_a_pass_may_have_any_cache_and_width_of_heads(more: Any, options: Any) -
     model = wide(**more)
     level = HuggingFaceLevel(model, pack=True, **options)
     assert level._stacked is not None
-    tokens = _tokens(1, 20)
-    level.prefill(tokens[:, :8])
-    logits = torch.cat([level.forward(tokens[:, n : n + 4], 4) for n in (8, 12, 16)], 1)
-    whole = model(input_ids=tokens).logits[:, 8:]
-    torch.testing.assert_close(logits, whole.detach(), rtol=1e-4, atol=1e-5)
+    require_whole(model, level, 8, 12, 16, 20)
 
 
 def _own_norm(model: Any) -> None:
@@ -200,11 +202,7 @@ def test_other_models_run_their_forward(family: str, more: Any, change: Any) -> 
     level = HuggingFaceLevel(model, pack=True)
     assert (level._stacked is None) == ("mlp_bias" not in more)
     assert level.supports_batches
-    tokens = _tokens(1, 12)
-    level.prefill(tokens[:, :8])
-    logits = level.forward(tokens[:, 8:], 4)
-    whole = model(input_ids=tokens).logits[:, 8:]
-    torch.testing.assert_close(logits, whole.detach(), rtol=1e-4, atol=1e-5)
+    require_whole(model, level, 8, 12)
 
 
 def test_a_bias_behind_the_rounding_is_added_by_operators() -> None:

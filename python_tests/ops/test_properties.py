@@ -455,10 +455,6 @@ def test_the_public_headers_say_what_the_reference_does() -> None:
 MAP_NORESERVE = 0x4000  # Linux; the mmap module names it from Python 3.13 on
 
 
-def fixed(*draws: int) -> torch.Tensor:
-    return tensor_of(np.asarray([draws], dtype=np.uint64))
-
-
 @pytest.mark.parametrize("ratio", [0.9, 0.5, 1.0])
 def test_a_long_block_ends_where_the_rule_says(ratio: float) -> None:
     """Rows with equal distributions end no prefix, however many of them precede the last draw."""
@@ -489,7 +485,8 @@ def test_zero_residual(rule: str) -> None:
     draft = target[:, :1].clone()
     draft[..., 7] = -20.0 + 1e-4  # a token of probability 2e-12: the residual rounds to nothing
     for last in (0, 2**63, ALL_ONES):
-        got = ps.verify(target, torch.tensor([[7]]), draft, rule=rule, draws=fixed(ALL_ONES, last))
+        draws = tensor_of(np.asarray([[ALL_ONES, last]], dtype=np.uint64))
+        got = ps.verify(target, torch.tensor([[7]]), draft, rule=rule, draws=draws)
         assert got.num_accepted.item() == 0
         assert got.status.item() == ps.Status.ZERO_RESIDUAL
         distribution = reference.distribution(target[0, 0].numpy())

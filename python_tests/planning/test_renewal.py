@@ -162,12 +162,8 @@ def chains(draw: st.DrawFn, most: int) -> tuple[list[int], list[int], int]:
 
 def test_texts_one_behind_the_other_are_apart() -> None:
     one, seconds = random_acceptance(3, 13), RandomSeconds()
-    both = theory.Acceptance(
-        tuple(np.concatenate([a, a[4:]]) for a in one.levels),
-        np.concatenate([one.remaining, one.remaining[4:]]),
-    )
-    short = theory.Acceptance(tuple(a[4:] for a in one.levels), one.remaining[4:])
-    found = theory.expectation((5, 3), (2,), both, seconds)
+    short = cut(one, 9)
+    found = theory.expectation((5, 3), (2,), behind(one, short), seconds)
     for at, text in enumerate((one, short)):
         alone = theory.expectation((5, 3), (2,), text, seconds)
         assert found.steps[at] == pytest.approx(alone.steps[0])
@@ -219,39 +215,25 @@ def test_rows_of_a_batch_wait_for_each_other() -> None:
     assert many.tokens_per_second == pytest.approx(4 * one.length / round_seconds(many))
 
 
+def combined(how: Any, *texts: theory.Acceptance) -> theory.Acceptance:
+    """Apply a function to the arrays of texts with the same parts."""
+
+    def each(*parts: Any) -> Any:
+        if isinstance(parts[0], theory.Proposals):
+            return theory.Proposals(*map(how, *parts))
+        return None if parts[0] is None else how(*parts)
+
+    levels = tuple(map(how, *(text.levels for text in texts)))
+    names = ("remaining", "proposals", "tail", "room")
+    return theory.Acceptance(levels, *(each(*(getattr(t, n) for t in texts)) for n in names))
+
+
 def cut(text: theory.Acceptance, length: int) -> theory.Acceptance:
-    at = len(text.remaining) - length
-
-    def last(given: Any) -> Any:
-        if isinstance(given, theory.Proposals):
-            return theory.Proposals(given.accept[at:], given.counts[at:])
-        return None if given is None else given[at:]
-
-    return theory.Acceptance(
-        tuple(a[at:] for a in text.levels),
-        text.remaining[at:],
-        last(text.proposals),
-        last(text.tail),
-        last(text.room),
-    )
+    return combined(lambda part: part[-length:], text)
 
 
 def behind(one: theory.Acceptance, other: theory.Acceptance) -> theory.Acceptance:
-
-    def both(first: Any, second: Any) -> Any:
-        if isinstance(first, theory.Proposals):
-            pairs = zip(first, second, strict=True)
-            return theory.Proposals(*(np.concatenate(pair) for pair in pairs))
-        return None if first is None else np.concatenate([first, second])
-
-    levels = zip(one.levels, other.levels, strict=True)
-    return theory.Acceptance(
-        tuple(np.concatenate(pair) for pair in levels),
-        np.concatenate([one.remaining, other.remaining]),
-        both(one.proposals, other.proposals),
-        both(one.tail, other.tail),
-        both(one.room, other.room),
-    )
+    return combined(lambda *parts: np.concatenate(parts), one, other)
 
 
 @settings(max_examples=50)

@@ -44,12 +44,12 @@ def linear(level: int, tokens: int) -> float:
     return 1e-3 * tokens if level == 2 else 1e-2 + 2e-4 * tokens
 
 
-def best_window(accept: float, seconds: Any, most: int = 16) -> int:
+def best_window(accept: float, seconds: Any) -> int:
     def cost(g: int) -> float:
         draft = seconds(2, g) if g else 0.0
         return (draft + seconds(1, g)) / sum(accept**i for i in range(g + 1))
 
-    return min(range(most + 1), key=cost)
+    return min(range(17), key=cost)
 
 
 @pytest.mark.parametrize("accept", [0.4, 0.6, 0.8, 0.9])

@@ -173,12 +173,9 @@ def streaming(**options: Any) -> Any:
     return level(streaming={"window": 8, **options})
 
 
-def pair() -> list[ps.Drafter]:
-    return [ps.PromptLookup(), ps.SuffixMatch()]
-
-
 def switching(**options: Any) -> ps.SwitchingDrafter:
-    return ps.SwitchingDrafter(**{"members": pair(), "vocab_size": VOCAB, **options})
+    members = [ps.PromptLookup(), ps.SuffixMatch()]
+    return ps.SwitchingDrafter(**{"members": members, "vocab_size": VOCAB, **options})
 
 
 def batch(**options: Any) -> Any:

@@ -36,10 +36,6 @@ def shared() -> ps.Chain:
     return ps.Chain([owner, copied, drafter], [4, 2])
 
 
-def staying() -> list[Any]:
-    return [toy_rows.Staying(40, 11 + i, scale=1.5) for i in range(3)]
-
-
 class Alternates:
     def next(self, report: RoundReport) -> list[int]:
         return [2 + len(report.text) % 2, len(report.text) % 3]
@@ -47,7 +43,9 @@ class Alternates:
 
 CHAINS: dict[str, Callable[[], ps.Chain]] = {
     "toys": lambda: ps.Chain(toy_rows.make(3), [3, 2], rule="block"),
-    "without host synchronisation": lambda: ps.Chain(staying(), [3, 2], sync_each_step=False),
+    "without host synchronisation": lambda: ps.Chain(
+        [toy_rows.Staying(40, 11 + i, scale=1.5) for i in range(3)], [3, 2], sync_each_step=False
+    ),
     "policy": lambda: ps.Chain(toy_rows.make(3), [3, 2], policy=Alternates()),
     "models": lambda: ps.Chain(models(), [4, 2], rounds=[0]),
     "one model": lambda: ps.Chain(models()[:1]),

@@ -1,8 +1,8 @@
 """Rounds of heads and trees without host synchronisation, on the CPU, and their captures."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -18,16 +18,8 @@ DYNAMIC = ps.DynamicTree(3, 9)
 STATIC = ps.StaticTree([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
 
 
-class Heads(NamedTuple):
-    """Heads that were not trained.
-
-    Attributes:
-        drafter: from the target and the tree to the drafter.
-        trees: that they draft; None: a chain.
-    """
-
-    drafter: Callable[[Any, Any], Any]
-    trees: Sequence[Any]
+# From the target to a drafter that was not trained.
+Heads = Callable[[Any], Any]
 
 
 def some(*kinds: str) -> Any:
@@ -40,13 +32,12 @@ def some(*kinds: str) -> Any:
 def heads(request: pytest.FixtureRequest, tmp_path: Path) -> Heads:
     name, _, form = str(request.param).partition(" ")
     kind = {"first": "eagle", "third": "eagle 3"}.get(name, name)
-    trees = {"chain": [None], "tree": [DYNAMIC, STATIC]}.get(form)
-    trees = trees or [STATIC if name == "hydra" else DYNAMIC]
-    return Heads(lambda target, tree: head_for(target, kind, tmp_path, tree), trees)
+    tree = None if form == "chain" else STATIC if name == "hydra" else DYNAMIC
+    return lambda target: head_for(target, kind, tmp_path, tree)
 
 
-def chain_of(heads, window, tree=..., shared=False, captured=None, sync=False, **options):
-    """`tree`: the first by default; `shared`: levels are 4-bit copies in the target's cache."""
+def chain_of(heads, window, shared=False, captured=None, sync=False, **options):
+    """`shared`: levels are 4-bit copies in the target's cache."""
     levels: list[Any] = [level(0, 3, "level 0", captured is not None, **SHARP)]
     for i in range(1, len(window)):
         if shared:
@@ -54,7 +45,7 @@ def chain_of(heads, window, tree=..., shared=False, captured=None, sync=False, *
             levels.append(ps.HuggingFaceLevel(copy, name="W4", shares_cache_with=levels[0]))
         else:
             levels.append(level(i, 3, f"level {i}", captured is not None, **SHARP))
-    drafter = heads.drafter(levels[0], heads.trees[0] if tree is ... else tree)
+    drafter = heads(levels[0])
     if captured is not None:
         options["graphs"] = captured
     return ps.Chain([*levels, drafter], window, sync_each_step=sync, **options)

@@ -85,22 +85,17 @@ def test_choices_have_the_seeds_of_rows(served: Served, client: Any) -> None:
     assert streamed == [choice.text for choice in answer.choices]
 
 
-def test_prompts_are_token_ids_as_well(served: Served, client: Any) -> None:
-    ids = served.tokenizer(PROMPT)["input_ids"]
-    for prompt in (ids, [ids]):
-        answer = client.completions.create(model="tiny", prompt=prompt, temperature=0)
-        assert answer.choices[0].text == served.text_alone(PROMPT, max_new_tokens=16)
-        assert answer.choices[0].finish_reason == "length"
-
-
 def test_an_echo_begins_with_the_prompt(served: Served, client: Any) -> None:
+    options: dict[str, Any] = {"model": "tiny", "temperature": 0}
+    wanted = served.text_alone(PROMPT, max_new_tokens=16)
     for stream in (False, True):
-        answer = client.completions.create(
-            model="tiny", prompt=PROMPT, temperature=0, echo=True, stream=stream
-        )
+        answer = client.completions.create(prompt=PROMPT, echo=True, stream=stream, **options)
         chunks = answer if stream else [answer]
-        text = "".join(chunk.choices[0].text for chunk in chunks)
-        assert text == PROMPT + served.text_alone(PROMPT, max_new_tokens=16)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == PROMPT + wanted
+    ids = served.tokenizer(PROMPT)["input_ids"]
+    for prompt in (ids, [ids]):  # token ids as well
+        (choice,) = client.completions.create(prompt=prompt, **options).choices
+        assert (choice.text, choice.finish_reason) == (wanted, "length")
 
 
 def test_usage_comes_behind_a_stream_that_asks_for_it(client: Any) -> None:

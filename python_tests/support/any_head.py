@@ -23,12 +23,8 @@ def head_for(target: Any, kind: str, place: Path, tree: Any = None, **sizes: Any
     """Return a head ("eagle", "eagle 3", "medusa", "hydra") of a model with three layers."""
     config = getattr(target, "model", target).config
     hidden, vocab = config.hidden_size, config.vocab_size
-    if kind == "medusa":
-        last_state_heads.save_medusa(last_state_heads.medusa(hidden=hidden, vocab=vocab), place)
-        return ps.Medusa.from_pretrained(place, target, tree=tree)
-    if kind == "hydra":
-        last_state_heads.save_hydra(last_state_heads.hydra(hidden=hidden, vocab=vocab), place)
-        return ps.Hydra.from_pretrained(place, target, tree=tree)
+    if kind in last_state_heads.KINDS:
+        return last_state_heads.drafter(kind, target, place, tree=tree, hidden=hidden, vocab=vocab)
     variant = Variant("first", hidden=hidden, vocab=vocab, **sizes)
     if kind == "eagle 3":
         variant = Variant(
@@ -49,14 +45,9 @@ def head_of(kind, vocab, place, trees, drawn=None, **draw) -> Any:
     """
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
     target = llama(0, 2, vocab, hidden_size=SIZE, intermediate_size=12, **heads)
-    if kind == "medusa":
-        weights = last_state_heads.medusa(2, hidden=SIZE, vocab=vocab)
-        place = last_state_heads.save_medusa(weights, place)
-        return ps.Medusa.from_pretrained(place, target, tree=trees["dynamic"])
-    if kind == "hydra":
-        weights = last_state_heads.hydra(2, hidden=SIZE, vocab=vocab)
-        place = last_state_heads.save_hydra(weights, place)
-        return ps.Hydra.from_pretrained(place, target, tree=trees["static"])
+    if kind in last_state_heads.KINDS:
+        tree = trees["dynamic" if kind == "medusa" else "static"]
+        return last_state_heads.drafter(kind, target, place, 2, tree, hidden=SIZE, vocab=vocab)
     if kind == "mtp":
         few = {"vocab_size": vocab, "hidden_size": SIZE, "num_attention_heads": 2}
         model = mtp_heads.target_of("mimo", **few)

@@ -12,12 +12,12 @@ ALPHA = 1e-6  # false alarms per statistical test
 Floats = npt.NDArray[np.float64]
 
 
-def chi_square(counts: npt.ArrayLike, probs: npt.ArrayLike, least: float = 5.0) -> float:
-    """p-value of `counts` under `probs`; cells that expect fewer than `least` are pooled."""
+def chi_square(counts: npt.ArrayLike, probs: npt.ArrayLike) -> float:
+    """p-value of `counts` under `probs`; cells that expect fewer than 5 are pooled."""
     seen, distribution = np.asarray(counts, float).ravel(), np.asarray(probs, float).ravel()
     assert not seen[distribution == 0].any(), "a token of probability 0 was drawn"
     expected = distribution * seen.sum()
-    big = expected >= least
+    big = expected >= 5.0
     seen = np.append(seen[big], seen[~big].sum())
     expected = np.append(expected[big], expected[~big].sum())
     seen, expected = seen[expected > 0], expected[expected > 0]

@@ -35,7 +35,6 @@ def write_model(
     family: str,
     types: dict[str, str],
     tied: bool = False,
-    tokenizer: str = "no_vocab",
     factors: Any = None,
     header: Callable[[Any], None] | None = None,
     change: Callable[[dict[str, Any]], Any] | None = None,
@@ -47,7 +46,6 @@ def write_model(
     Args:
         types: of tensors by the last part but one of their names, as in ``ffn_down``; "" for all
             others that are matrices.
-        tokenizer: its kind, by the name that files have; there is none.
         factors: ``[32]`` float32, of the rotations' frequencies; None: there are none.
         header: adds to the header, by its writer.
         change: of the tensors by name, each with its type, before they are written.
@@ -101,7 +99,7 @@ def write_model(
             sizes = {"embedding_length": features, "feed_forward_length": middle, "block_count": 2}
             sizes |= {"head_count": heads, "head_count_kv": groups, "vocab_size": ids}
             values = {"rope_freq_base": 10000.0, "layer_norm_rms_eps": 1e-6}
-            _add(writer, **sizes, **values, context_length=512, tokenizer_model=tokenizer)
+            _add(writer, **sizes, **values, context_length=512, tokenizer_model="no_vocab")
             if header is not None:
                 header(writer)
         if parts > 1:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+import polyspec_ext as ps
+
 Weights = dict[str, torch.Tensor]
 
 
@@ -19,13 +21,6 @@ def medusa(count: int = 3, blocks: int = 1, hidden: int = 32, vocab: int = 64) -
             found[f"{i}.{j}.linear.weight"], found[f"{i}.{j}.linear.bias"] = own, bias
         found[f"{i}.{blocks}.weight"] = torch.randn(vocab, hidden, generator=generator)
     return found
-
-
-def save_medusa(found: dict[str, Any], place: Path) -> Path:
-    place.mkdir(exist_ok=True)
-    torch.save(found, place / "medusa_lm_head.pt")
-    (place / "config.json").write_text(json.dumps({"medusa_num_heads": 5}))
-    return place
 
 
 def hydra(count=3, blocks=1, bias=True, hidden=32, vocab=64) -> Weights:
@@ -48,8 +43,19 @@ def hydra(count=3, blocks=1, bias=True, hidden=32, vocab=64) -> Weights:
     return found
 
 
-def save_hydra(found: dict[str, Any], place: Path, form: str = "mlp") -> Path:
+KINDS: dict[str, Any] = {"medusa": (ps.Medusa, medusa), "hydra": (ps.Hydra, hydra)}
+
+
+def save(kind: str, found: dict[str, Any], place: Path, form: str = "mlp") -> Path:
+    """`form`: of Hydra's heads."""
     place.mkdir(exist_ok=True)
-    torch.save(found, place / "hydra_lm_head.pt")
-    (place / "config.json").write_text(json.dumps({"hydra_head_arch": form}))
+    torch.save(found, place / f"{kind}_lm_head.pt")
+    config = {"medusa_num_heads": 5} if kind == "medusa" else {"hydra_head_arch": form}
+    (place / "config.json").write_text(json.dumps(config))
     return place
+
+
+def drafter(kind, target, place, count=3, tree=None, **more) -> Any:
+    """Return a drafter of so many heads. `more`: of `medusa` and `hydra`."""
+    drafts, make = KINDS[kind]
+    return drafts.from_pretrained(save(kind, make(count, **more), place), target, tree=tree)

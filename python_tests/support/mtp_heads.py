@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
+from small_models import sharp
 
 V = 64
 LAYERS = 3  # of the targets
@@ -81,15 +82,10 @@ def target_of(family: str, **sizes: int) -> Any:
 
 def _random(config: Any, seed: int) -> Any:
     torch.manual_seed(seed)
-    return _sharpened(hf.AutoModelForCausalLM.from_config(config).float().eval())
-
-
-def _sharpened(model: Any) -> Any:
+    model = sharp(hf.AutoModelForCausalLM.from_config(config).float().eval())
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.25)
-            else:
+            if parameter.dim() == 1:
                 parameter += 0.3 * torch.randn_like(parameter)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):

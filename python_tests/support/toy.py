@@ -35,7 +35,6 @@ class ToyLevel:
         self.vocab_size = vocab_size
         self.name = name or f"toy {seed}"
         self.cache: list[int] = []
-        self.log: list[tuple[str, Any]] = []
 
     def row(self, prefix: Sequence[int]) -> torch.Tensor:
         v = self.vocab_size
@@ -44,21 +43,18 @@ class ToyLevel:
 
     def prefill(self, tokens: torch.Tensor) -> None:
         self.cache = tokens[0].tolist()
-        self.log.append(("prefill", len(self.cache)))
 
     def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
         assert tokens.dim() == 2
         assert tokens.shape[0] == 1
         assert 1 <= keep <= tokens.shape[1]
         self.cache += tokens[0].tolist()
-        self.log.append(("forward", (tokens[0].tolist(), keep)))
         ends = range(len(self.cache) - keep + 1, len(self.cache) + 1)
         return torch.stack([self.row(self.cache[:end]) for end in ends])[None]
 
     def rollback(self, lengths: Sequence[int]) -> None:
         assert 0 <= lengths[0] <= len(self.cache)
         del self.cache[lengths[0] :]
-        self.log.append(("rollback", lengths[0]))
 
 
 class FixedDrafter:
@@ -383,10 +379,6 @@ def chain_gap(enumerator, chain, target, prompt, length, eos=(), rules=None, **s
 def make_levels(count: int, vocab: int = 3, scale: float = 1.0) -> list[ToyLevel]:
     """`count` levels with different distributions over the same tokens."""
     return [ToyLevel(vocab, seed=11 + i, scale=scale) for i in range(count)]
-
-
-def of_sizes(*vocabs: int) -> list[ToyLevel]:
-    return [ToyLevel(vocab, 1 + i) for i, vocab in enumerate(vocabs)]
 
 
 def with_lookup() -> list[Any]:

@@ -285,7 +285,8 @@ def test_gpu_script_asks_the_device_after_a_step_that_is_late(tmp_path, answers)
 
 
 def test_what_the_sanitizer_runs_works_on_the_cpu() -> None:
-    registered = {name.removeprefix("polyspec::").split(".")[0] for name in operator_names()}
+    names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("polyspec::")]
+    registered = {name.removeprefix("polyspec::").split(".")[0] for name in names}
     of_the_cpu = (
         "add_rms_norm", "attention", "block_", "decoder_", "dense_", "gated", "int4_", "rms_norm",
         "rotary",
@@ -308,10 +309,6 @@ def test_what_the_sanitizer_runs_works_on_the_cpu() -> None:
     assert done.returncode == 0, done.stderr
     called = {name.split(".")[1] for name in done.stdout.split() if name.startswith("polyspec.")}
     assert called == registered
-
-
-def operator_names() -> list[str]:
-    return [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("polyspec::")]
 
 
 # ------------------------------------------------------------------------------------------ package

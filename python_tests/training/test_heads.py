@@ -35,6 +35,13 @@ def own_texts(model: Any, count: int) -> list[Document]:
     return [Document(row, 4) for row in out.sequences]
 
 
+def require_in_use(chain: ps.Chain, documents: list[Document], overlap: float) -> None:
+    """Compare acceptance over 800 draft tokens with the report."""
+    prompts = [document.ids[:4].tolist() for document in documents[:16]]
+    out = chain.generate(prompts, 100, temperature=1.0, seed=0)
+    assert abs(out.stats.levels[0].draft_acceptance_rate - overlap) < 0.05
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
 def test_a_trained_head_drafts_what_its_target_accepts(family: str, tmp_path: Path) -> None:
     model = make(family, 4).requires_grad_(False)
@@ -54,11 +61,7 @@ def test_a_trained_head_drafts_what_its_target_accepts(family: str, tmp_path: Pa
     out = ps.Chain([level, tmp_path], [3]).generate(prompts, max_new_tokens=24)
     assert torch.equal(out.sequences, plain.sequences)
     assert out.stats.levels[0].num_accepted_tokens > 0
-    # In use as reported, over 800 draft tokens.
-    out = ps.Chain([level, tmp_path], [1]).generate(
-        [document.ids[:4].tolist() for document in documents[:16]], 100, temperature=1.0, seed=0
-    )
-    assert abs(out.stats.levels[0].draft_acceptance_rate - after["overlap"][0]) < 0.05
+    require_in_use(ps.Chain([level, tmp_path], [1]), documents, after["overlap"][0])
 
 
 @pytest.mark.parametrize("rank", [0, 8])
@@ -78,10 +81,7 @@ def test_a_trained_drafter_of_blocks_is_accepted(rank: int, tmp_path: Path) -> N
     level = HuggingFaceLevel(model)
     head = ps.DFlash.from_pretrained(tmp_path, level)
     assert head.config.hidden_layers == (2, 2, 1)
-    # In use as reported.
-    prompts = [document.ids[:4].tolist() for document in documents[:16]]
-    out = ps.Chain([level, head], [1]).generate(prompts, 100, temperature=1.0, seed=0)
-    assert abs(out.stats.levels[0].draft_acceptance_rate - after["overlap"][0]) < 0.05
+    require_in_use(ps.Chain([level, head], [1]), documents, after["overlap"][0])
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_5", "deepseek_v3"])
@@ -115,11 +115,7 @@ def test_a_trained_mtp_head_is_read_and_accepted(family: str, tmp_path: Path) ->
         (draft,) = Unrolled(trained, teacher, 1).drafts(rows)
         wanted = teacher.logits(draft.states[:, -1])
     assert (head.logits(out)[:, 0] - wanted).abs().max() < 1e-3 * wanted.abs().max()
-    # In use as reported.
-    prompts = [document.ids[:4].tolist() for document in documents[:16]]
-    chain = ps.Chain([level, f"mtp:{tmp_path}"], [1])
-    out = chain.generate(prompts, 100, temperature=1.0, seed=0)
-    assert abs(out.stats.levels[0].draft_acceptance_rate - after["overlap"][0]) < 0.05
+    require_in_use(ps.Chain([level, f"mtp:{tmp_path}"], [1]), documents, after["overlap"][0])
 
 
 class _Stopped(Exception):
