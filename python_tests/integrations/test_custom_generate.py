@@ -229,6 +229,14 @@ class After:
         return ids.shape[1] - 5 >= torch.tensor(self.counts)
 
 
+def test_criteria_row_by_row(chain: ps.Chain, target: LlamaForCausalLM) -> None:
+    options = {**RAGGED, "do_sample": False, "max_new_tokens": 14, "eos_token_id": V + 5}
+    criterion = After(3, 8, 5)
+    wanted = target.generate(**options, stopping_criteria=[After(3, 8, 5)])
+    assert generate(chain, **options, stopping_criteria=[criterion]).equal(wanted)
+    assert criterion.calls == 8
+
+
 def test_criteria_with_state_and_of_all_rows(target: LlamaForCausalLM, chain: ps.Chain) -> None:
     class Patience:
         def __init__(self) -> None:
