@@ -64,7 +64,7 @@ def test_sizes_and_pointers_are_refused() -> None:
 
 
 def test_lengths_are_cut_and_increased(device: torch.device) -> None:
-    """In place; the lengths before the new tokens are kept."""
+    """The lengths before the new tokens are kept."""
     given, most, counts = (torch.randint(-2, 9, (5, 40), device=device) for _ in range(3))
     for before, cut, new in zip(given, most, counts, strict=True):
         lengths, base = before.clone(), torch.zeros_like(before)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
-from small_models import sharp
 
 V = 64
 LAYERS = 3  # of the targets
@@ -82,10 +81,12 @@ def target_of(family: str, **sizes: int) -> Any:
 
 def _random(config: Any, seed: int) -> Any:
     torch.manual_seed(seed)
-    model = sharp(hf.AutoModelForCausalLM.from_config(config).float().eval())
+    model = hf.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 1:
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.25)
+            else:
                 parameter += 0.3 * torch.randn_like(parameter)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
