@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,12 +138,12 @@ class Tables:
             self.below[name].copy_(torch.where(agrees[name].to(above.device), above, rejected))
 
 
-@dataclass
-class Row:
+@dataclass(kw_only=True)
+class Row(measuring.Contender):
     """A chain at a pair of acceptances, or at a trace with the means `outer` and `inner`: `tokens`
     new tokens after `prompt` for each of `batch` texts."""
 
-    label: str
+    call: Callable[[], Any] = field(init=False)
     outer: float
     inner: float
     tokens: int
@@ -154,9 +154,9 @@ class Row:
     output: Any = None
 
     def __post_init__(self) -> None:
-        self.timed = measuring.Contender(self.label, self.call)
+        self.call = self.generate
 
-    def call(self, tokens: int | None = None) -> float:
+    def generate(self, tokens: int | None = None) -> float:
         """Generate, keep the result and return the seconds of decoding."""
         options: dict[str, Any] = {"temperature": 0.0, "eos_token_id": []}
         prompts = [[3] * self.prompt] * self.batch
@@ -165,27 +165,24 @@ class Row:
 
     def report(self, plain: Row) -> dict[str, Any]:
         """Return the row of the JSON report."""
-        keys = ("label", "outer", "inner", "batch")
-        row: dict[str, Any] = {name: getattr(self, name) for name in keys}
-        row |= {"window": list(self.chain.window), "error": self.timed.error}
-        seconds, length, expected = self.timed.seconds, 1.0, 1.0
-        if not seconds or self.timed.error is not None:
+        row = {name: getattr(self, name) for name in ("outer", "inner", "batch", "error")}
+        row |= {"label": self.name, "window": list(self.chain.window)}
+        if not self.seconds or self.error is not None:
             return row
         levels = self.output.stats.levels
-        if len(levels) > 1:
-            expected = length = levels[0].mean_acceptance_length
+        expected = length = levels[0].mean_acceptance_length if len(levels) > 1 else 1.0
         if self.acceptance:
             ones = constant_seconds(*[1.0] * (len(self.acceptance) + 1))
             accept = Acceptance.constant(*self.acceptance)
             expected = expectation(self.chain.window, self.chain.rounds, accept, ones).length
         row |= {
-            "ms_per_token": 1e3 * statistics.median(seconds) / self.tokens,
-            "levels": [{"name": row.name, "passes": row.num_forward_passes} for row in levels],
+            "ms_per_token": 1e3 * statistics.median(self.seconds) / self.tokens,
+            "levels": [{"name": x.name, "passes": x.num_forward_passes} for x in levels],
             "length": length,
             "expected_length": expected,
         }
-        if plain.timed.seconds:
-            pairs = zip(plain.timed.seconds, seconds, strict=False)
+        if plain.seconds:
+            pairs = zip(plain.seconds, self.seconds, strict=False)
             row["x_plain"] = statistics.median(a / b for a, b in pairs)
             row["same_text"] = bool(self.output.sequences.equal(plain.output.sequences))
         return row
@@ -237,12 +234,12 @@ class ChosenChains:
         self.tables.enter(agrees)
         shares = {name: float(bits.float().mean()) for name, bits in agrees.items()}
         prefix, prompt, tokens = FUSED * self.cuda, self.prompt, self.tokens
-        add = partial(Row, prompt=prompt, tokens=tokens, batch=batch)
         outer, inner = pair or (shares[W4], shares.get(HEAD, shares[DRAFT]))
-        alone = partial(add, outer=outer, inner=inner)
-        rows = [alone(prefix + PLAIN, chain=ps.Chain([self.target]))]
+        alone = partial(Row, prompt=prompt, tokens=tokens, batch=batch, outer=outer, inner=inner)
+        rows = [alone(name=prefix + PLAIN, chain=ps.Chain([self.target]))]
         if self.cuda:
-            rows.append(alone(prefix + EAGER, chain=ps.Chain([self.target], graphs=False)))
+            eager = ps.Chain([self.target], graphs=False)
+            rows.append(alone(name=prefix + EAGER, chain=eager))
         for below, window in self.chains:
             three = len(below) > 1
             lowest = below[-1] + BELOW * three
@@ -255,9 +252,7 @@ class ChosenChains:
             for sync in (None, True)[: 1 + self.sync]:
                 label = prefix + " <- ".join(("target", *below)) + SYNC * bool(sync)
                 chain = ps.Chain(members, list(window), sync_each_step=sync)
-                rows.append(
-                    add(label, outer=outer, inner=inner, chain=chain, acceptance=acceptance)
-                )
+                rows.append(alone(name=label, inner=inner, chain=chain, acceptance=acceptance))
         return rows
 
 
@@ -269,8 +264,7 @@ def measure(
     done, latest = list[dict[str, Any]](), list[dict[str, Any]]()
     for chosen, batch in itertools.product(acceptances, batches):
         chains.latest = rows = chains.rows(chosen, batch)
-        timed, clock = [row.timed for row in rows], measuring.Clock(None)
-        calls = measuring.turns(timed, repeats, clock, warm_up=WARM_UP)
+        calls = measuring.turns(rows, repeats, measuring.Clock(None), warm_up=WARM_UP)
         for _ in progress.bar(calls, total=repeats * len(rows), desc=f"{chosen}, batch {batch}"):
             latest = [row.report(rows[0]) for row in rows]
             yield [*done, *latest]
@@ -349,7 +343,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     if args.profile:
         # All sizes are captured: the rows of the last pair of acceptances have run.
         report["replays"] = [
-            {"label": row.label, "graphs": replays(trace_of(partial(row.call, 32)))}
+            {"label": row.name, "graphs": replays(trace_of(partial(row.generate, 32)))}
             for row in chains.latest
         ]
         output.save(args, report)

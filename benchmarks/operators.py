@@ -31,7 +31,6 @@ from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
 from polyspec_ext.sampling import Sampling
 
-DTYPES = ("float32", "bfloat16", "float16")
 # The acceptance rule of each verifying operator. "bare": without the drafts' distributions.
 RULES = {"verify-token": "token", "verify-token-bare": "token", "verify-block": "block"}
 SPREAD = 3.0  # deviation of the draft's logits
@@ -42,7 +41,6 @@ WARPERS = "transformers warpers + multinomial"
 LOGSUMEXP = "torch.logsumexp, K+1 rows"
 MULTINOMIAL = "torch softmax + multinomial"
 EAGER = "eager torch"
-COMPILED = "torch.compile"
 VLLM = "vLLM C++ CPU kernels"
 FLASHINFER = "FlashInfer"
 LOOP_LIMIT = 8  # largest batch at which a batch-1 peer is called once per request
@@ -104,9 +102,7 @@ class Case:
 
 def cases_of(args: argparse.Namespace) -> list[Case]:
     """Return the grid of the options."""
-    dtypes = args.dtype or ["float32" if args.device == "cpu" else "bfloat16"]
-    if wrong := [name for name in dtypes if name not in DTYPES]:
-        raise ValueError(f"--dtype: expected {', '.join(DTYPES)}, given {wrong[0]!r}")
+    dtypes = ["float32" if args.device == "cpu" else "bfloat16"]
     filters = [Filters.parse(text) for text in args.filters]
     rest = args.vocab, dtypes
     return [
@@ -188,31 +184,25 @@ def block_rule(block: Block) -> Verified:
 # ---- peers ---------------------------------------------------------------------------------------
 
 
-def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Contender], list[str]]:
+def contenders(operator: str, block: Block) -> tuple[list[Contender], list[str]]:
     """Return the peers of an operator on `block`, and notes on peers that are left out."""
     logits, filters = block.target[:, -1], block.filters
     libraries: list[tuple[str, Callable[[Block], Callable[[], Any]]]] = []
     if operator == "sample":
-        eager: Callable[..., Any] = lambda z: draw(processed(z, filters))  # noqa: E731
-        arguments: tuple[torch.Tensor, ...] = (logits,)
+        eager: Callable[[], Any] = lambda: draw(processed(logits, filters))  # noqa: E731
         peers = [Contender(MULTINOMIAL, lambda: logits.float().softmax(-1).multinomial(1))]
         if filters != Filters():
             peers, libraries = [], [(WARPERS, warpers_sample)]
         libraries.append((FLASHINFER, partial(_flashinfer, verifies=False)))
     else:
         rule = block_rule if operator == "verify-block" else token_rule
-        eager = lambda z, y, w: rule(Block(z, y, w, filters))  # noqa: E731
-        arguments = (block.target, block.tokens, block.draft)
+        eager = partial(rule, block)
         peers = [Contender(LOGSUMEXP, lambda: block.target.logsumexp(-1))]
         if rule is token_rule:
             name = TRANSFORMERS + ", one by one" * (len(logits) > 1)
             libraries += [(name, transformers_verify), (VLLM, vllm_verify)]
             libraries.append((FLASHINFER, partial(_flashinfer, verifies=True)))
-    peers.append(Contender(EAGER, partial(eager, *arguments)))
-    if compiled:
-        torch._dynamo.reset()  # shapes seen before count against its limit; then it runs eagerly
-        quick = torch.compile(eager, dynamic=False, fullgraph=True)
-        peers.append(Contender(COMPILED, partial(quick, *arguments)))
+    peers.append(Contender(EAGER, eager))
     notes = []
     for name, make in libraries:
         try:
@@ -418,7 +408,7 @@ def measure_case(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     feed = make(case, args.device)
     ours = Contender("polyspec", call_of(case.operator, feed))
     masked = Contender("polyspec, allowed=", call_of(case.operator, feed, masked=True))
-    peers, notes = contenders(case.operator, feed, compiled=not args.no_compile)
+    peers, notes = contenders(case.operator, feed)
     every = [ours, masked, *peers]
     for entry in measuring.turns(every, args.repeats, measuring.Clock(args.device), feed.load):
         if entry is ours and entry.error is not None:
@@ -495,9 +485,7 @@ OPTIONS = (
     ("--batch", options.COUNTS, [1], "B,...", "requests"),
     ("--draft-len", options.COUNTS, [10], "K,...", "draft tokens"),
     ("--vocab", options.listed(options.integer(2)), [128256], "V,...", ""),
-    ("--dtype", options.words, None, "NAME,...", ", ".join(DTYPES)),
     ("--acceptance", options.SHARES, [0.7], "A,...", "per draft token"),
     ("--filters", options.words, ["none", "top_k=50+top_p=.9"], "F,...", "joined by +"),
     ("--repeats", options.COUNT, 60, "N", "turns per case"),
-    ("--no-compile", "no torch.compile'd peers"),
 )

@@ -454,7 +454,7 @@ def predictions() -> Lines:
 
 KERNELS_COMMAND = (
     "python -m benchmarks kernels --batch 1 --vocab 128256 --draft-len 10 "
-    "--acceptance 0.7 --dtype float32 --filters none,top_k=50+top_p=.9 --no-compile"
+    "--acceptance 0.7 --filters none,top_k=50+top_p=.9"
 )
 
 
@@ -504,7 +504,7 @@ GPU = {
 }
 GPU_KERNELS = (
     f"{GPU_RESULTS}/kernels.json",
-    "python -m benchmarks kernels --device cuda --no-compile --repeats 20 --batch 1,8,64 "
+    "python -m benchmarks kernels --device cuda --repeats 20 --batch 1,8,64 "
     "--filters none,top_k=50+top_p=.9",
 )
 

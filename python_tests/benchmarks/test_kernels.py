@@ -63,7 +63,7 @@ def test_turns_rotate_and_failures_are_named() -> None:
 
 SMALL = (
     "kernels", "--batch", "2", "--draft-len", "3", "--vocab", "64", "--repeats", "3",
-    "--filters", "none,top_k=5+top_p=.9", "--no-compile",
+    "--filters", "none,top_k=5+top_p=.9",
 )  # fmt: skip
 
 

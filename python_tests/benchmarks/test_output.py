@@ -45,7 +45,6 @@ NO_DEVICE = "--device cuda: no CUDA device, or a build without CUDA kernels"
         ("shapes --device cuda", NO_DEVICE),
         ("shapes --chains w5", "--chains: expected some of eagle, "),
         ("kernels --filters top_p=2", "top_p: expected a number in [0, 1], given 2"),
-        ("kernels --dtype int8", "--dtype: expected float32"),
         ("kernels --acceptance 1.5", "--acceptance: expected a number in [0, 1]"),
         ("kernels --draft-len 0", "--draft-len: expected an integer >= 1"),
         ("int4 --shapes 32x100", "--shapes: expected inputs that 128 divides, or several"),
