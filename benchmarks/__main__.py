@@ -9,10 +9,10 @@ from typing import Any
 
 from polyspec_ext.cli import help_of, options, run_command
 
-from . import chosen, demo, int4, law, operators, output, overhead, paper, serving
+from . import chosen, contexts, demo, int4, law, operators, output, overhead, paper, serving
 
 REPORTS: dict[str, Any] = {
-    "demo": demo, "kernels": operators, "overhead": overhead,
+    "contexts": contexts, "demo": demo, "kernels": operators, "overhead": overhead,
     "int4": int4, "shapes": chosen, "serving": serving, "law": law,
 }  # fmt: skip
 COMMANDS = {

@@ -1,8 +1,5 @@
 """Chains after long texts: a 4-bit copy in the target's cache that reads all keys, or the first and
-the last keys alone, beside prompt lookup and plain decoding, in turns.
-
-``python -m benchmarks.contexts --target MODEL --text FILE --lengths 4000 8000`` prints a table.
-"""
+the last keys alone, beside prompt lookup and plain decoding, in turns."""
 
 from __future__ import annotations
 
@@ -18,15 +15,16 @@ import numpy as np
 import polyspec_ext as ps
 from benchmarks import measuring, output
 from benchmarks.methods import load_level
+from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
 
 NEAR = {"window": 2048, "sinks": 4}
 HEADS = ("chain", "ms a token", "x plain", "accepted", "tokens a verification")
 MOST = 9  # tokens of a round
-_TURNS = 2
+_TURNS, _TEXTS = 2, 2  # of each prompt, and prompts of each length
 
 
-def chains(target: Any, group: int) -> dict[str, ps.Chain]:
+def chains(target: Any, group: int = 64) -> dict[str, ps.Chain]:
     """Return the chains by name, plain decoding first."""
     copies = {
         name: ps.HuggingFaceLevel(
@@ -95,36 +93,36 @@ def compare(
     return rows
 
 
-def run(args: argparse.Namespace) -> None:
-    """Print a table for each length of prompts. Refuses too few tokens (PolyspecError)."""
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure; return the JSON report. Refuses too few tokens (PolyspecError)."""
     level = load_level(args.target, name="--target")
     ids = level.tokenizer()(args.text.read_text(encoding="utf-8"))["input_ids"]
-    known, apart = chains(level, args.group_size), len(ids) // args.texts
+    known, apart = chains(level), len(ids) // _TEXTS
     if apart < max(args.lengths):
-        needed = args.texts * max(args.lengths)
+        needed = _TEXTS * max(args.lengths)
         raise PolyspecError(f"--text: expected {needed} tokens or more, given {len(ids)}")
     if (new := args.max_new_tokens) <= MOST:
         raise PolyspecError(f"--max-new-tokens: expected more than a round's {MOST}, given {new}")
-    machine = output.describe("cpu")
-    for length in args.lengths:
-        prompts = [ids[i * apart : i * apart + length] for i in range(args.texts)]
-        print(f"{length} tokens, {machine['cpu']}, {machine['threads']} threads\n")
-        print("\n".join(output.table(HEADS, compare(known, prompts, args.max_new_tokens))))
+    report = output.header("contexts", 1)
+    starts = range(0, _TEXTS * apart, apart)
+    report["lengths"] = {
+        length: compare(known, [ids[start : start + length] for start in starts], new)
+        for length in args.lengths
+    }
+    return report
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
-    made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("--target", required=True, help="folder or GGUF file")
-    made.add_argument("--text", required=True, type=Path, help="a long text, as of a book")
-    made.add_argument("--lengths", type=int, nargs="+", default=[4000, 8000], help="of prompts")
-    made.add_argument("--texts", type=int, default=2, help="prompts of each length")
-    made.add_argument("--max-new-tokens", type=int, default=48)
-    made.add_argument("--group-size", type=int, default=64)
-    made.set_defaults(run=run)
-    return made
+def markdown(report: dict[str, Any]) -> str:
+    """Return a table for each length of prompts."""
+    lines = [f"{report['machine']['cpu']}, {output.conditions(report)}."]
+    for length, rows in report["lengths"].items():
+        lines += ["", f"After {length} tokens:", "", *output.table(HEADS, rows)]
+    return "\n".join(lines)
 
 
-if __name__ == "__main__":
-    given = parser().parse_args()
-    given.run(given)
+OPTIONS = (
+    ("--target", {"required": True}, None, "MODEL", "folder or GGUF file"),
+    ("--text", {"required": True, "type": Path}, None, "FILE", "a long text"),
+    ("--lengths", options.COUNTS, [4000, 8000], "N,...", "tokens of prompts"),
+    ("--max-new-tokens", options.COUNT, 48, "N", "of a text"),
+)

@@ -33,9 +33,8 @@ from benchmarks.measuring import Answer, Decode, Request, chain_call, generate_c
 from polyspec_ext import progress
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
-from polyspec_ext.drafters import DraftModel
 from polyspec_ext.grammar import Grammar
-from polyspec_ext.levels import load, load_model, tokenizer_at
+from polyspec_ext.levels import load_model, tokenizer_at
 from polyspec_ext.rules import LogitsRules
 from polyspec_ext.sampling import Sampling, processed_scores
 
@@ -76,11 +75,9 @@ def one_by_one(call: Decode, request: Request, workers: int = 1) -> Answer:
         return Answer([answer.texts[0] for answer in pool.map(call, singles)])
 
 
-def ours(models: Path, *levels: str, window: Sequence[int] = (), paths: int = 0) -> Decode:
+def ours(models: Path, *levels: str, window: Sequence[int] = ()) -> Decode:
     """Return the call of a chain of Hugging Face models or drafters below the target."""
-    parts: list[Any] = [str(models / name) if (models / name).exists() else name for name in levels]
-    if paths:
-        parts[-1] = DraftModel(load(parts[-1]), paths=paths)
+    parts = [str(models / name) if (models / name).exists() else name for name in levels]
     grammar = Grammar.regex(PATTERN, tokenizer_at(models / "target"))
     call = partial(chain_call, Chain([str(models / "target"), *parts], list(window)))
     return under_grammar(call, rules=LogitsRules(grammar=grammar))
@@ -211,7 +208,7 @@ ENGINES: dict[str, tuple[str, Callable[[Path], Decode]]] = {
     "ours: plain": ("polyspec_ext", ours),
     "ours: two levels": ("polyspec_ext", lambda m: ours(m, "drafter", window=[2])),
     "ours: three levels": ("polyspec_ext", lambda m: ours(m, "middle", "drafter", window=[2, 1])),
-    "ours: three paths": ("polyspec_ext", lambda m: ours(m, "drafter", window=[2], paths=3)),
+    "ours: three paths": ("polyspec_ext", lambda m: ours(m, f"paths:3:{m}/drafter", window=[2])),
     "ours: prompt lookup": ("polyspec_ext", lambda m: ours(m, "prompt-lookup", window=[2])),
     "transformers: plain": ("transformers", transformers),
     "transformers: assisted": ("transformers", lambda m: transformers(m, "drafter")),

@@ -17,7 +17,6 @@ import torch
 from transformers import DynamicCache, GenerationConfig
 
 import polyspec_ext as ps
-from benchmarks import contexts
 from benchmarks.__main__ import make_parser as benchmarks_parser
 from polyspec_ext import cli, tiny
 from polyspec_ext.integrations import processors
@@ -142,7 +141,6 @@ STAND_INS = {
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "polyspec_ext": cli.make_parser,
     "benchmarks": benchmarks_parser,
-    "benchmarks.contexts": contexts.parser,
     "training": training_parser,
     "training.tiny_models": tiny_models.make_parser,
 }
