@@ -236,25 +236,21 @@ class Method:
         return cls(**{**given, **lists})
 
 
-def default_keys(models: Models, batch: int = 1) -> list[str]:
-    """Return keys of methods worth comparing with `models` in batches of `batch` prompts."""
+def default_keys(models: Models) -> list[str]:
+    """Return keys of methods worth comparing with `models`."""
     drafts, heads = list(models.drafts), list(models.heads)
     last = drafts[-1] if drafts else "prompt-lookup"
     three = "+".join(drafts) if len(drafts) > 1 else f"{W4}+{last}"
-    return [
-        *(PLAIN, *[CAPTURED] * (not models.on_cpu), GENERATE),
-        *[ASSISTED] * (bool(drafts) and batch == 1),
-        *(*drafts, *heads, "prompt-lookup", "suffix", W4, f"{W4}+{last}"),
-        *(f"{W4}+{head}" for head in heads[:1]),
-        *(["+".join(drafts), "+".join((W4, *drafts))] if len(drafts) > 1 else ()),
-        *(f"online:{last}", f"joint:{three}", PLANNED),
-        *(models.variants if batch == 1 else ()),
-    ]
+    keys = [PLAIN, *[CAPTURED] * (not models.on_cpu), GENERATE, *drafts, *heads]
+    keys += ["prompt-lookup", "suffix", W4, f"{W4}+{last}", *(f"{W4}+{x}" for x in heads[:1])]
+    keys += ["+".join(drafts), "+".join((W4, *drafts))] if len(drafts) > 1 else []
+    keys += [f"online:{last}", f"joint:{three}", PLANNED]
+    return [*keys, *[ASSISTED] * bool(drafts), *models.variants]
 
 
-def read_keys(keys: Sequence[str], models: Models, batch: int = 1) -> list[Method]:
+def read_keys(keys: Sequence[str], models: Models) -> list[Method]:
     """Return the methods of keys, with generally suitable windows. The baseline is plain decoding,
-    captured if among the keys. Every method must answer `batch` prompts in a call."""
+    captured if among the keys."""
     methods = [_method(key, models) for key in keys]
     names = [method.name for method in methods]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -267,10 +263,6 @@ def read_keys(keys: Sequence[str], models: Models, batch: int = 1) -> list[Metho
     if alone is not None:
         expected = f"expected {alone.plain} as well, whose texts its own are compared with"
         raise ValueError(f"--methods: {alone.name}: {expected}, given it alone")
-    single = ", ".join(method.name for method in methods if method.kind in (ENGINE, ASSISTED))
-    if batch > 1 and single:
-        expected = f"expected 1 with {single}, which answers one prompt at a time"
-        raise ValueError(f"--batch: {expected}, given {batch}")
     return [replace(method, baseline=method.name == baseline) for method in methods]
 
 

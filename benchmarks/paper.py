@@ -38,9 +38,11 @@ _PROMPTS = 12  # questions for windows, two of each task
 _CHAINS = ("chain", "eagle", "adaptive")  # kinds of methods with the planner's windows
 _WARM_UP_TOKENS = 16  # at most, on the CPU
 _MOST_TURNS = 16  # of a question, so that every turn has a different seed
+# Keys of a turn's line; a failed turn has none.
+_NUMBERS = "prompt_tokens", "new_tokens", "seconds", "prefill_seconds", "tokens", "lossless"
 # Options among the settings of a run.
 _SETTINGS = (
-    "per_task", "batch", "max_new_tokens", "temperature", "seed", "warm_up", "preset",
+    "per_task", "max_new_tokens", "temperature", "seed", "warm_up", "preset",
 )  # fmt: skip
 
 
@@ -72,7 +74,6 @@ OPTIONS: tuple[Any, ...] = (
      "target's model and tokenizer, and gives a function of a request (prompts, max_new_tokens, "
      "temperature, seeds) that returns the new tokens of each prompt; may be repeated"),
     ("--per-task", options.COUNT, 10, "N", "questions of each of the six tasks"),
-    ("--batch", options.COUNT, 1, "N", "questions that a call answers, at most"),
     ("--max-new-tokens", options.COUNT, 64, "N", "of a turn"),
     ("--warm-up", options.COUNT, 1, "N", "times that each method answers the first turn before"),
     ("--no-report", "without tables, which `report DIR` makes later"),
@@ -124,10 +125,9 @@ class Session:
     chosen: list[Question]
     conversation: Conversation
 
-    @property
-    def prompts(self) -> list[Ids]:
-        """First turns of some questions, for windows."""
-        return [self.conversation.prompt(q.turns[:1], []) for q in self.chosen[:_PROMPTS]]
+    def first_prompts(self, questions: Sequence[Question]) -> list[Ids]:
+        """Return the prompts of the questions' first turns."""
+        return [self.conversation.prompt(question.turns[:1], []) for question in questions]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -143,9 +143,9 @@ def run(args: argparse.Namespace) -> int:
             f"bench paper: {len(chosen)} questions that come along, too few for an interval that "
             "says much; --questions takes a file"
         )
-    keys = args.methods or methods.default_keys(models, args.batch)
+    keys = args.methods or methods.default_keys(models)
     keys = [*keys, *(name for name in models.functions if name not in keys)]
-    listed = methods.read_keys(keys, models, args.batch)
+    listed = methods.read_keys(keys, models)
     begun = record.read_facts(args.output) if (args.output / record.FACTS).is_file() else None
     if begun is not None:  # with the windows planned before
         before = [Method.from_dict(fields) for fields in begun["methods"]]
@@ -195,9 +195,9 @@ def plan_windows(session: Session) -> dict[str, dict[str, Any]]:
     if not names:
         return {}
     levels = [models.element(name) for name in (TARGET, *models.names) if name in names]
-    load: Any = {"temperature": args.temperature, "batch": args.batch}
-    tokens, seconds = args.max_new_tokens, args.plan_seconds
-    planned = plan(levels, session.prompts, tokens, pack=False, seconds=seconds, **load)
+    limits: Any = {"seconds": args.plan_seconds, "temperature": args.temperature}
+    prompts = session.first_prompts(session.chosen[:_PROMPTS])
+    planned = plan(levels, prompts, args.max_new_tokens, pack=False, **limits)
     # The planner orders levels by their times, the key may not.
     by_levels = {frozenset(c.levels): c for c in planned.candidates}
     after, prediction = [], {}
@@ -260,12 +260,12 @@ def _facts(session: Session) -> dict[str, Any]:
 @dataclass
 class Runner:
     """Measurement: every method answers every turn, one after another, in a rotating order.
-    `writer` has the finished turns and records new turns; `tick` receives each call's turns."""
+    `writer` has the finished turns and records new turns; `tick` is called after each."""
 
     session: Session
     calls: Sequence[Call]
     writer: TurnWriter
-    tick: Callable[[int], Any]
+    tick: Callable[[], Any]
 
     def __post_init__(self) -> None:
         (self._baseline,) = (method.name for method, _ in self.calls if method.baseline)
@@ -278,57 +278,43 @@ class Runner:
 
     def run(self) -> None:
         """Measure all unfinished turns."""
-        batches = questions.batches(self.session.chosen, self.session.args.batch)
-        for number, batch in enumerate(batches):
-            for turn in range(len(self.session.chosen[batch[0]].turns)):
+        for number, question in enumerate(self.session.chosen):
+            for turn in range(len(question.turns)):
                 rest = measuring.rotated(self.calls[self._first :], number + turn)
                 for call in (*self.calls[: self._first], *rest):
-                    self._take_turn(call, batch, turn)
-                    self.tick(len(batch))
+                    self._take_turn(call, number, turn)
+                    self.tick()
 
     def warm_up(self) -> None:
-        """Answer the first batch before the measurement. Errors are ignored: they recur in the
+        """Answer the first question before the measurement. Errors are ignored: they recur in the
         measurement and are recorded there."""
-        args = self.session.args
-        first = questions.batches(self.session.chosen, args.batch)[0]
-        turns = [self.session.chosen[index].turns[:1] for index in first]
-        prompts = [self.session.conversation.prompt(turn, []) for turn in turns]
+        args, prompts = self.session.args, self.session.first_prompts(self.session.chosen[:1])
         # On CUDA the warm-up captures the steps.
         most = _WARM_UP_TOKENS if self._model.device.type == "cpu" else args.max_new_tokens
-        tokens = min(most, args.max_new_tokens)
-        request = Request(prompts, tokens, args.temperature, [args.seed] * len(prompts))
+        request = Request(prompts, min(most, args.max_new_tokens), args.temperature, [args.seed])
         for _, decode in self.calls:
             with contextlib.suppress(Exception):
                 for _ in range(args.warm_up):
                     decode(request)
 
-    def _take_turn(self, call: Call, batch: Sequence[int], turn: int) -> None:
-        """Measure a turn of a batch, unless it is on the disk."""
-        chosen, name = [self.session.chosen[index] for index in batch], call[0].name
-        heads: list[Turn] = [
-            {"question_id": q.question_id, "category": q.category, "task": q.task}
-            | {"turn": turn, "method": name}
-            for q in chosen
-        ]
-        if all(record.key_of(head) in self._done for head in heads):
+    def _take_turn(self, call: Call, number: int, turn: int) -> None:
+        """Measure a turn of a question, unless it is on the disk."""
+        question, (method, _) = self.session.chosen[number], call
+        key = question.question_id, turn, method.name
+        if key in self._done:
             return
-        failed = dict.fromkeys((
-            "error", "prompt_tokens", "new_tokens", "seconds", "prefill_seconds", "tokens",
-            "lossless",
-        ))  # fmt: skip
-        failed |= {"status": record.FAILED, "levels": [], "batch": 1}
-        rows, failed["error"] = list[Turn](), "the turn before failed"
-        prompts = [prompt for q in chosen if (prompt := self._prompt(q, turn, name))]
+        row: Turn = dict.fromkeys(_NUMBERS)
+        row |= {"status": record.FAILED, "levels": [], "error": "the turn before failed"}
+        prompt = self._prompt(question, turn, method.name)
         try:
-            if len(prompts) == len(batch):
-                rows = self._measured(call, batch, prompts, turn)
+            if prompt is not None:
+                row = self._measured(call, number, turn, prompt)
         except Exception as error:  # a method's error must not end the run
-            failed["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        # A batch is measured whole; turns on the disk are not replaced.
-        for head, row in zip(heads, rows or [failed] * len(batch), strict=True):
-            if (key := record.key_of(head)) not in self._done:
-                self._done[key] = {**head, **row}
-                self.writer.add(self._done[key])
+            row["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        about = {"category": question.category, "task": question.task}
+        row |= dict(zip(("question_id", "turn", "method"), key, strict=True)) | about
+        self._done[key] = row
+        self.writer.add(row)
 
     def _prompt(self, question: Question, turn: int, name: str) -> Ids | None:
         # After the method's answers; None: a turn before failed.
@@ -338,44 +324,29 @@ class Runner:
         answers = [self.session.conversation.answer(tokens) for tokens in texts]
         return self.session.conversation.prompt(question.turns[: turn + 1], answers)
 
-    def _measured(
-        self, call: Call, batch: Sequence[int], prompts: Sequence[Ids], turn: int
-    ) -> list[Turn]:
-        """Return the rows of a call."""
+    def _measured(self, call: Call, number: int, turn: int, prompt: Ids) -> Turn:
+        """Return the numbers of a call."""
         (method, decode), args = call, self.session.args
-        # The seed of a question's turn does not depend on the batch.
-        seeds = [(args.seed + index * _MOST_TURNS + turn) % 2**64 for index in batch]
-        request = Request(list(prompts), args.max_new_tokens, args.temperature, seeds)
+        seed = (args.seed + number * _MOST_TURNS + turn) % 2**64
+        request = Request([prompt], args.max_new_tokens, args.temperature, [seed])
         answer, seconds = measuring.timed(decode, request, self._model.device.type)
-        if not all(answer.texts):
+        (tokens,), stats = answer.texts, answer.stats
+        if not tokens:
             raise RuntimeError("expected at least one new token, given none")
-        count, stats = len(prompts), answer.stats
-        prefill = answer.prefill_seconds if stats is None else stats.prefill_seconds
-        rows = []
-        for at, (index, prompt, tokens) in enumerate(
-            zip(batch, prompts, answer.texts, strict=True)
-        ):
-            levels = [
-                {"name": name, "passes": level.num_forward_passes}
-                | {"seconds": level.seconds / count}
-                | {"accepted": list(level.emitted_per_verification or ())}
-                for row_stats in answer.rows[at : at + 1]
-                for name, level in zip(method.levels, row_stats.levels, strict=True)
-            ]
-            row = {
-                "status": record.OK,
-                "error": None,
-                "prompt_tokens": len(prompt),
-                "new_tokens": len(tokens),
-                "seconds": seconds / count,
-                "prefill_seconds": None if prefill is None else prefill / count,
-                "levels": levels,
-                "tokens": tokens,
-                "lossless": self._lossless(method, index, prompt, tokens, turn),
-                "batch": count,
+        levels = [
+            {
+                "name": name,
+                "passes": level.num_forward_passes,
+                "seconds": level.seconds,
+                "accepted": list(level.emitted_per_verification or ()),
             }
-            rows.append(row)
-        return rows
+            for name, level in zip(method.levels, stats.levels if stats else (), strict=False)
+        ]
+        prefill = answer.prefill_seconds if stats is None else stats.prefill_seconds
+        lossless = self._lossless(method, number, prompt, tokens, turn)
+        numbers = len(prompt), len(tokens), seconds, prefill, tokens, lossless
+        row: Turn = dict(zip(_NUMBERS, numbers, strict=True))
+        return row | {"status": record.OK, "error": None, "levels": levels}
 
     def _lossless(
         self, method: Method, index: int, prompt: Ids, tokens: Ids, turn: int

@@ -107,14 +107,6 @@ def select(questions: Sequence[Question], per_task: int) -> list[Question]:
     return in_turns(chosen)
 
 
-def batches(questions: Sequence[Question], size: int) -> list[list[int]]:
-    """Return batches of at most `size` question indices, in order; the questions of a batch have
-    the same number of turns."""
-    turns = [len(question.turns) for question in questions]
-    groups = ([at for at, n in enumerate(turns) if n == count] for count in {*turns})
-    return sorted(alike[at : at + size] for alike in groups for at in range(0, len(alike), size))
-
-
 def digest(questions: Sequence[Question]) -> str:
     """Return a text that differs between sets of questions."""
     text = json.dumps([[q.question_id, q.category, q.turns] for q in questions])

@@ -6,11 +6,11 @@ whole call by the wall clock, prefill included. A line has these keys:
 
 - ``question_id``, ``turn``, ``method``: key of the line; ``category``, ``task``.
 - ``status``: "ok" or "failed"; a failed turn has its ``error`` and no numbers.
-- ``batch``: questions of the call; ``seconds``: of the call over ``batch``, including
-  ``prefill_seconds`` (null if the method does not report them).
+- ``seconds``: of the call, including ``prefill_seconds`` (null if the method does not report
+  them); earlier runs have a ``batch`` of questions in a call, and a row's share.
 - ``prompt_tokens``, ``new_tokens``, ``tokens`` (ids).
-- ``levels``, target first: ``name``; ``passes`` while decoding, of the whole batch; ``seconds``, a
-  row's share; ``accepted``, tokens of each verification in order, empty for a drafter.
+- ``levels``, target first: ``name``; ``passes`` while decoding; ``seconds``; ``accepted``,
+  tokens of each verification in order, empty for a drafter.
 - ``lossless``: `measuring.compared` with the baseline's text of the same prompt; null: not
   comparable.
 """
@@ -78,9 +78,10 @@ class TurnWriter:
     run in the folder is continued."""
 
     def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        self.folder, self.facts = folder, dict(facts)
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.note({})
+        text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
+        replace_text(folder / FACTS, text)
         self.turns = read_turns(folder)
         lines = (json.dumps(turn, allow_nan=False) + "\n" for turn in self.turns)
         replace_text(folder / TURNS, "".join(lines))  # without a partial last line
@@ -92,9 +93,3 @@ class TurnWriter:
             file.flush()
             os.fsync(file.fileno())
         self.turns.append(turn)
-
-    def note(self, more: Mapping[str, Any]) -> None:
-        """Add facts to ``run.json``, written atomically."""
-        self.facts |= more
-        text = json.dumps(self.facts, indent=1, allow_nan=False) + "\n"
-        replace_text(self.folder / FACTS, text)

@@ -123,38 +123,6 @@ def test_a_run(tmp_path: Path, questions: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.usefixtures("bare")
-@pytest.mark.parametrize("temperature", ["0", "1"])
-def test_questions_in_batches(tmp_path: Path, questions: Path, temperature: str) -> None:
-    """A batch has questions with as many turns; each has its text, counts, seed, and share of the
-    seconds. Killed between its rows, a batch is measured again, and rows on the disk stay."""
-    sampled = ("--temperature", temperature)
-    assert main(command(tmp_path / "one", questions, *sampled)) == 0
-    words = command(tmp_path / "two", questions, *sampled, "--batch", "2")
-    assert main(words) == 0
-    alone = {record.key_of(turn): turn for turn in record.read_turns(tmp_path / "one")}
-    turns = record.read_turns(tmp_path / "two")
-    sizes = {81: 1, 161: 2, 241: 2, 321: 2, 401: 2}
-    assert {turn["question_id"]: turn["batch"] for turn in turns} == sizes
-    for turn in turns:
-        own = alone[record.key_of(turn)]
-        assert turn["prompt_tokens"] == own["prompt_tokens"]
-        if turn["method"] != "generate" or temperature == "0":  # which has one seed for all rows
-            assert turn["tokens"] == own["tokens"]
-        for level in turn["levels"][:1]:
-            assert sum(level["accepted"]) == turn["new_tokens"]
-            assert level["passes"] >= len(level["accepted"])
-    file = tmp_path / "two" / record.TURNS
-    kept = [n for n, turn in enumerate(turns) if turn["question_id"] == 161][1] + 1
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:kept]))
-    assert main(words) == 0
-    after = record.read_turns(tmp_path / "two")
-    assert after[:kept] == turns[:kept]
-    assert [(record.key_of(t), t["tokens"]) for t in after] == [
-        (record.key_of(t), t["tokens"]) for t in turns
-    ]
-
-
-@pytest.mark.usefixtures("bare")
 def test_a_killed_run_goes_on(
     tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,10 +351,6 @@ def test_defaults() -> None:
     assert {"eagle2", "w4", "w4+eagle2", "planned"} <= set(keys)
     (eagle,) = (one for one in read_keys(keys, other) if one.name == "eagle2")
     assert eagle.windows == (6,)
-    # Without methods for one prompt at a time.
-    assert not any("assisted" in key for key in (*keys, *default_keys(own, 2)))
-    with pytest.raises(ValueError, match="--batch: expected 1 with assisted:drafter"):
-        read_keys(["plain", "assisted:drafter"], own, 2)
 
 
 def test_every_method_counts_up_to_the_eos(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,7 +391,7 @@ def test_windows_are_the_planners(models: Models, monkeypatch: pytest.MonkeyPatc
     keys = (
         "plain", "drafter", "eagle2", "joint:middle+drafter", "planned",
     )  # fmt: skip
-    given = argparse.Namespace(temperature=0.0, batch=1, max_new_tokens=6, plan_seconds=1.0)
+    given = argparse.Namespace(temperature=0.0, max_new_tokens=6, plan_seconds=1.0)
     before = read_keys(keys, models)
     session = paper.Session(given, models, before, [], None)  # type: ignore[arg-type]
     prediction = paper.plan_windows(session)
