@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
@@ -36,16 +35,12 @@ def test_clients_of_an_engine(models: Path, law: engines.Law) -> None:
         assert str(models) not in engine.command
         assert engine.version
 
-        def client(number: int) -> Generator[Ask, list[int], None]:
-            for turn in range(2):
-                answer = yield Ask(2 * number + turn, [3, 1, 4 + number], 0)
-                assert len(answer) == 6
-
-        clients = [client(number) for number in range(2)]
-        traces = serving.served(partial(serving.by_vllm, engine), clients, Load(2, 0.0, 6))
+        asks = [Ask(number, [3, 1, 4 + number // 2]) for number in range(4)]
+        traces = serving.served(partial(serving.by_vllm, engine), asks, Load(2, 0.0, 6))
     finally:
         engine.close()
     assert sorted(trace.ask.number for trace in traces) == [0, 1, 2, 3]
     texts = {trace.ask.number: trace.tokens for trace in traces}
+    assert {len(text) for text in texts.values()} == {6}
     assert texts[0] == texts[1]
     assert min(len(trace.arrivals) for trace in traces) < 6  # several tokens arrive at once
