@@ -416,17 +416,17 @@ class PendingRows:
         verify: logits ``[B, W, V]``, their statistics ``[B, W, 2]``, and `appended` of the
         report."""
         (batch, _, vocab), device = logits.shape, logits.device
-        room, old = self.room(level), self.tables.get(level)
+        most, old = self.max_pending[level - 1], self.tables.get(level)
         # Windows may change: reuse a large enough table, whose address earlier graphs have.
         if (
             old is None
-            or old.logits.shape[1] < room
+            or old.logits.shape[1] < most
             or (*old.logits.shape[::2], old.logits.device) != (batch, vocab, device)
             or torch.promote_types(old.logits.dtype, logits.dtype) != old.logits.dtype
         ):
             # Zeros: the operator also reads rows without a token, which must be harmless.
-            zeros = statistics.new_zeros(batch, room, 2)
-            self.tables[level] = old = RowBuffer(logits.new_zeros(batch, room, vocab), zeros)
+            zeros = statistics.new_zeros(batch, most, 2)
+            self.tables[level] = old = RowBuffer(logits.new_zeros(batch, most, vocab), zeros)
         _append_rows(old, logits, statistics, *appended.to(device).unbind())
 
     def append_tail(
@@ -479,8 +479,8 @@ def _append_rows(
     into, known = table
     assert known is not None
     dtype = into.dtype  # bits are copied, whatever they are
-    old, new = known.view(dtype)[:, None], statistics.view(dtype)[:, None]
-    append(into[:, None], old, logits.to(dtype)[:, None], new, begins, counts)
+    old, new = known.view(dtype).unsqueeze(1), statistics.view(dtype).unsqueeze(1)
+    append(into.unsqueeze(1), old, logits.to(dtype).unsqueeze(1), new, begins, counts)
 
 
 # ---- all rows ------------------------------------------------------------------------------------
