@@ -41,6 +41,12 @@ if TYPE_CHECKING:
     from .levels.shared_cache import require_same_shape as require_same_shape
     from .levels.stateful import StatefulLevel as StatefulLevel
     from .levels.users import checked_level as checked_level
+    from .ops.trees import TreeVerifyResult as TreeVerifyResult
+    from .ops.trees import compact_tree as compact_tree
+    from .ops.trees import layers_alike as layers_alike
+    from .ops.trees import tree_positions as tree_positions
+    from .ops.trees import tree_slots as tree_slots
+    from .ops.trees import verify_tree as verify_tree
     from .planning.planner import load_or_plan as load_or_plan
     from .planning.store import ChainFile as ChainFile
     from .policies.adaptive import RoundRecorder as RoundRecorder
@@ -91,6 +97,10 @@ NAMES = {
     "levels.shared_cache": ("Member", "require_same_shape"),
     "levels.stateful": ("StatefulLevel",),
     "levels.users": ("checked_level",),
+    "ops.trees": (
+        "TreeVerifyResult", "compact_tree", "layers_alike", "tree_positions", "tree_slots",
+        "verify_tree",
+    ),
     "planning.planner": ("load_or_plan",),
     "planning.store": ("ChainFile",),
     "policies.adaptive": ("RoundRecorder", "named"),

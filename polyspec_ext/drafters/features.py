@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from .. import arguments, rooms
 from ..kv_cache import RollbackCache
-from ..kv_cache.layers import DEVICE_BUCKET, additive, tree_slots, visible_slots
+from ..kv_cache.layers import DEVICE_BUCKET, additive, visible_slots
 from ..levels.base import Hidden
 from ..levels.fused import pack_layers
 from ..levels.models import ModelLevel
 from ..ops.decoder import update_lengths
 from ..ops.schedule import Plan
+from ..ops.trees import tree_slots
 from ..tensors import RowCounts
 from . import checkpoint
 from .base import DraftBlock, DrafterCapabilities, DraftInput, HiddenStates, TreeSize

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from .. import rooms
 from ..ops import decoder
 from .lengths import RowLengths
 
@@ -146,7 +147,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
 
         Args:
             queries: [B, T] int64, positions.
-            tree: [B, M, M] bool, the `ancestors` of the last M tokens, including the new tokens;
+            tree: [B, M, M] bool, `ops.trees.ancestors` of the last M tokens, with the new tokens;
                 None: a chain.
             near: (window, sinks) of `RollbackCache.inputs`; layers with a window keep theirs.
         """
@@ -155,7 +156,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         if tree is not None:
             before = tree.shape[1] - queries.shape[1]
             base = (rows.base if rows.at is None else rows.at) - before
-            return tree_slots(base, tree, rows.span, window, sinks)[:, before:]
+            return rooms.tree_slots(base, tree, rows.span, window, sinks)[:, before:]
         slots = torch.arange(rows.span, device=queries.device)[None, :]
         return visible_slots(queries, slots, window, sinks)
 
@@ -243,56 +244,6 @@ def visible_slots(
     if window is not None:
         near = held > queries[..., None] - window
         seen = seen & (near if sinks == 0 else near | (held < sinks))
-    return seen
-
-
-def ancestors(parents: Tensor, depth: int | None = None) -> Tensor:
-    """Return the nodes on the path from the root to each node, itself included, ``[B, T, T]`` bool:
-    [b, i, j] is True if node j is i or an ancestor of i.
-
-    Args:
-        parents: [B, T] int64, each node's parent, less than the node's index; -1: the root.
-        depth: maximum nodes of a relevant path; None: T.
-    """
-    batch, nodes = parents.shape
-    # The root as an additional node, whose parent is itself.
-    above = F.pad(torch.where(parents < 0, nodes, parents.clamp(max=nodes)), (0, 1), value=nodes)
-    path = [torch.arange(nodes, device=parents.device).expand(batch, -1)]
-    for _ in range(1, nodes if depth is None else min(depth, nodes)):
-        path.append(above.gather(1, path[-1]))
-    seen = torch.zeros(batch, nodes, nodes + 1, dtype=torch.bool, device=parents.device)
-    return seen.scatter_(2, torch.stack(path, 2), True)[..., :nodes]
-
-
-def tree_slots(
-    base: Tensor | int, tree: Tensor, capacity: int, window: int | None = None, sinks: int = 0
-) -> Tensor:
-    """Return the slots that each node of a tree sees: the tokens before the tree, its ancestors
-    and itself. ``[B, T, N]`` bool.
-
-    Args:
-        base: [B] int64, tokens before the tree, or an int for all rows; node i is in slot
-            ``base[b] + i``.
-        tree: [B, T, M] bool (`ancestors`), T of the M nodes in the cache; T < M only without a
-            window.
-        window: a node sees the `window` latest tokens of its path, itself included, and the
-            `sinks` first slots; None: all."""
-    count, nodes = tree.shape[1:]
-    if isinstance(base, int):
-        if base + nodes == capacity and window is None:
-            return F.pad(tree, (base, 0), value=True)
-        base = torch.full((len(tree),), base, device=tree.device)
-    slots = torch.arange(capacity, device=base.device)
-    node = slots[None, :] - base[:, None]
-    inside = (node >= 0) & (node < nodes)
-    index = node.clamp(0, nodes - 1)
-    on_path = tree.gather(2, index[:, None, :].expand(-1, count, -1)) & inside[:, None, :]
-    seen = on_path | (node < 0)[:, None, :]
-    if window is not None:
-        # Distances along the path to a node, not in slots.
-        depth = tree.sum(-1) - 1
-        behind = torch.where(inside, depth.gather(1, index), node)
-        seen = seen & ((behind[:, None, :] > depth[..., None] - window) | (slots < sinks))
     return seen
 
 

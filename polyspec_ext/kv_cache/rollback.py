@@ -24,9 +24,8 @@ from torch import Tensor
 from transformers import Cache
 
 from .. import arguments, rooms
-from ..ops import decoder
 from ..tensors import RowCounts
-from .layers import RollbackLayer, additive, ancestors, query_positions
+from .layers import RollbackLayer, additive, query_positions
 from .lengths import RowLengths
 
 
@@ -119,8 +118,6 @@ _SMALL = 1024  # tokens of a row; a capacity up to this is never too large to re
 _STRIP = 32  # maximum tokens of a pass with a mask cut from a strip
 SINKS = 4  # first tokens that a streaming level sees by default
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-# Keys and values of some layers, and their addresses (`ops.decoder.pointers`).
-_Layers = tuple[list[Tensor], list[Tensor], Tensor]
 Slots = tuple[list[Tensor], list[Tensor]]  # keys and values of some layers
 _ALIKE = "alike"  # key of `RowLengths.memory`: layers that share a launch
 _COUNTS = (RowCounts, type(None))
@@ -392,35 +389,13 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         if parents is None:
             positions = query_positions(rows.base, rows.counts, tokens)
         else:
-            parents = self._tree(parents, tokens).to(rows.base.device)
-            tree = ancestors(parents, depth)
-            before = parents.shape[1] - tokens  # nodes of earlier passes
-            positions = rows.base[:, None] - before + tree[:, before:].sum(-1) - 1
-            if rows.counts is not None:
-                # Padding repeats the last position before the pass: a tree has more nodes than a
-                # path has positions.
-                inside = torch.arange(tokens, device=positions.device) < rows.counts[:, None]
-                last = (rows.base - 1).clamp_min(0)
-                positions = torch.where(inside, positions, last[:, None])
+            given = parents, tokens, depth, rows.base, rows.counts
+            positions, tree = rooms.tree_positions(*given)
         by_type: dict[str, Tensor] = {}
         for name, layer in self._of_type.items():
             by_type[name] = additive(layer.visible(positions, tree, near), self.dtype)
         mask: Any = by_type[name] if len(by_type) == 1 else by_type
         return {"attention_mask": mask, "position_ids": positions}
-
-    def _tree(self, parents: Tensor, tokens: int) -> Tensor:
-        """Return the parents of a tree with at least `tokens` nodes, ``[B, M]``; refuse others."""
-        if not isinstance(parents, Tensor) or parents.dtype not in arguments.INT_DTYPES:
-            raise TypeError(
-                f"parents: expected an integer tensor, given {arguments.shown(parents)}"
-            )
-        *rows, nodes = parents.shape or (0,)
-        if nodes < tokens or rows not in ([], [self.batch_size]):
-            raise ValueError(
-                f"parents: expected shape [{tokens}] or [{self.batch_size}, {tokens}], or more "
-                f"nodes, given {list(parents.shape)}"
-            )
-        return parents.expand(self.batch_size, nodes)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -496,33 +471,14 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         """
         rows, front = self.rows, self._of_rows("begin", begin)
         if _ALIKE not in rows.memory:
-            rows.memory[_ALIKE] = self._alike()
+            rows.memory[_ALIKE] = rooms.layers_alike(self.layers, self._moved)
         for keys, values, pointers in rows.memory[_ALIKE]:
             device = pointers.device
-            _, status = decoder.compact_tree(
+            _, status = rooms.compact_tree(
                 keys, values, pointers, front.on(device), path.to(device, non_blocking=True)
             )
             rows.status.bitwise_or_(status.to(rows.status.device))
         return self.rollback(lengths)
-
-    def _alike(self) -> list[_Layers]:
-        """Group the layers that share a launch of `compact_tree`, usually all layers."""
-        forms: dict[Any, list[RollbackLayer]] = {}
-        for layer in self.layers:
-            if layer.is_initialized:
-                form = [(x.shape, x.stride(), x.device) for x in (layer.keys, layer.values)]
-                forms.setdefault(tuple(form), []).append(layer)
-        groups = []
-        for layers in forms.values():
-            keys, values = [layer.keys for layer in layers], [layer.values for layer in layers]
-            # Captured graphs read the pointers: memory that is used again has the same tensor.
-            bases = tuple(tensor.data_ptr() for tensor in (*keys, *values))
-            if bases not in self._moved:
-                if len(self._moved) >= len(self.layers):  # entries of freed memory
-                    self._moved.clear()
-                self._moved[bases] = decoder.pointers(keys, values)
-            groups.append((keys, values, self._moved[bases]))
-        return groups
 
     # ---- rows that enter and leave ---------------------------------------------------------------
 

@@ -145,36 +145,6 @@ Args:
 """
 
 
-def pointers(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
-    """Return the addresses of the layers' keys and values: [2, L] int64 on their device, for
-    `compact_tree`.
-
-    Call it again when a layer's storage changes. It copies a few numbers to the device;
-    `compact_tree` itself does not.
-    """
-    bases = [[tensor.data_ptr() for tensor in keys], [tensor.data_ptr() for tensor in values]]
-    return torch.tensor(bases, dtype=torch.int64).to(keys[0].device, non_blocking=True)
-
-
-compact_tree: Callable[..., Appended] = torch.ops.polyspec.compact_tree.default
-"""Move a tree's accepted path to the front, in place, for all layers in one launch.
-
-Node i of row b lies in slot ``lengths[b] + i``; node ``path[b, j]`` moves to slot ``lengths[b]
-+ j``.
-
-Args:
-    keys, values: L tensors [B, H, C, Dk] and [B, H, C, Dv], the same strides in every layer.
-        Written.
-    pointers: [2, L] int64 from `pointers`.
-    lengths: [B] int64, committed tokens in front of the tree.
-    path: [B, M] int64, accepted nodes in strictly increasing order, then -1.
-
-Returns:
-    new_lengths [B] int64, lengths + accepted nodes, and status [B] int32: BAD_PATH where the
-    path does not increase or leaves the cache; nothing is moved in that row.
-"""
-
-
 rms_norm: Callable[[Tensor, Tensor, float], Tensor]
 rms_norm = torch.ops.polyspec.rms_norm.default
 """``weight * (x / sqrt(mean(x^2) + epsilon))``, [M, N] by rows: of x [M, N], weight [N] and
@@ -253,7 +223,6 @@ register_fake("polyspec::rotary_append", _rotated_into)
 register_fake("polyspec::update_lengths", lambda *_: None)
 register_fake("polyspec::append", _lengths(4))
 register_fake("polyspec::append_paged", _lengths(5))
-register_fake("polyspec::compact_tree", _lengths(3))
 for _name in ("reserve_pages", "truncate_pages"):
     register_fake(f"polyspec::{_name}", lambda pages, *_: pages.new_empty(len(pages)))
 

@@ -1,5 +1,5 @@
-"""The operators ``sample``, ``verify`` and ``verify_tree`` as functions over torch tensors, for
-users and for a chain; and ``draw``, of a chain alone.
+"""The operators ``sample`` and ``verify`` as functions over torch tensors, for users and for a
+chain; and ``draw``, of a chain alone.
 
 The binding (csrc/bindings/torch_ops.cpp) checks shapes, strides, devices and data types; numbers
 are checked here. Nothing reads a tensor's value, so no call waits for the device;
@@ -28,7 +28,6 @@ _Operator = Callable[..., tuple[Tensor, ...]]
 _draw: Callable[..., Tensor] = torch.ops.polyspec.draw.default
 _sample: _Operator = torch.ops.polyspec.sample.default
 _verify: _Operator = torch.ops.polyspec.verify.default
-_verify_tree: _Operator = torch.ops.polyspec.verify_tree.default
 _UNCUT = None, INT64_MAX, None
 _TOKEN = arguments.RULES["token"]
 _result: Callable[..., Any] = tuple.__new__  # faster than `NamedTuple._make`
@@ -62,7 +61,7 @@ def typed(error: RuntimeError, name: str, first: Any) -> Exception:
     return (TypeError if "given a tensor of dtype" in found[1] else ValueError)(found[1])
 
 
-def _cuts(eos: Any, room: Any, logits: Tensor) -> tuple[Any, ...]:
+def cuts(eos: Any, room: Any, logits: Tensor) -> tuple[Any, ...]:
     """Return the ids that end texts, ``[1, E]`` (the same for all requests) or ``[B, E]`` on the
     logits' device, and the room. `eos` is an id, several (-1 is no id), or an integer tensor
     ``[E]`` or ``[B, E]``."""
@@ -149,32 +148,6 @@ class CutVerifyResult(NamedTuple):
     next_positions: Tensor
 
 
-class TreeVerifyResult(NamedTuple):
-    """Result of ``verify_tree``.
-
-    Attributes:
-        tokens, logprobs, status, statistics: as in ``VerifyResult``, D for K.
-        num_accepted: [B] int64, nodes of the accepted path.
-        path: [B, D] int64, the nodes of the path, then -1.
-        rows: [B, D+1] int64, the row of ``target_logits`` of each token: 0, or a node + 1; then -1.
-        num_emitted, ended, cache_lengths, next_ids, next_positions: [B] int64 each, as in
-            ``CutVerifyResult``.
-    """
-
-    tokens: Tensor
-    num_accepted: Tensor
-    path: Tensor
-    rows: Tensor
-    logprobs: Tensor
-    status: Tensor
-    statistics: Tensor
-    num_emitted: Tensor
-    ended: Tensor
-    cache_lengths: Tensor
-    next_ids: Tensor
-    next_positions: Tensor
-
-
 def has_cuda() -> bool:
     """Return whether this build has CUDA kernels and torch sees a device for them. Never raises."""
     return bool(_C.build_info()["cuda"]) and torch.cuda.is_available()
@@ -190,10 +163,10 @@ _PARAMETERS: tuple[tuple[str, type, Any, Any], ...] = (
     ("position", int, INT64_MAX, 0),
     ("round", int, arguments.ROUND_MAX, 0),
 )
-_SEED = 8  # its index in `_numbers`
+_SEED = 8  # its index in `parameters_of`
 
 
-def _numbers(level: Any, *given: Any) -> list[Any]:
+def parameters_of(level: Any, *given: Any) -> list[Any]:
     """Return the parameters in the operators' form, each as a scalar, and None or a tensor that
     overrides the scalar; then the level."""
     numbers: list[Any] = []
@@ -256,7 +229,7 @@ def sample(
         ValueError: a shape, stride, device or range is wrong; names the expected and actual value.
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
-    *numbers, level = _numbers(level, temperature, top_k, top_p, min_p, seed, position, round)
+    *numbers, level = parameters_of(level, temperature, top_k, top_p, min_p, seed, position, round)
     nodes = node if isinstance(node, Tensor) else None
     number = 0 if nodes is not None else arguments.whole("node", node, arguments.NODE_MAX)
     try:
@@ -443,11 +416,11 @@ def verify(  # type: ignore[misc]
             draft_rows,
             draft_statistics,
             target_to_draft,
-            *_numbers(level, temperature, top_k, top_p, min_p, seed, position, round),
+            *parameters_of(level, temperature, top_k, top_p, min_p, seed, position, round),
             _TOKEN if rule == "token" else arguments.rule(rule),
             draws,
             slots,
-            *(_UNCUT if whole else _cuts(eos, room, target_logits)),
+            *(_UNCUT if whole else cuts(eos, room, target_logits)),
             allowed,
         )
     except RuntimeError as error:
@@ -457,121 +430,10 @@ def verify(  # type: ignore[misc]
     return CutVerifyResult(*outputs, *ends.unbind(0))
 
 
-def verify_tree(
-    target_logits: Tensor,
-    draft_tokens: Tensor,
-    parents: Tensor,
-    draft_logits: Tensor | None = None,
-    *,
-    counts: Tensor | None = None,
-    depth: int | None = None,
-    draft_rows: Tensor | None = None,
-    draft_statistics: Tensor | None = None,
-    target_to_draft: Tensor | None = None,
-    slots: Tensor | None = None,
-    offsets: Tensor | None = None,
-    nodes: int | None = None,
-    temperature: Real = 1.0,
-    top_k: Int = 0,
-    top_p: Real = 1.0,
-    min_p: Real = 0.0,
-    seed: Int = 0,
-    position: Int = 0,
-    level: int = 1,
-    round: Int = 0,
-    rule: str = "token",
-    draws: Tensor | None = None,
-    allowed: Tensor | None = None,
-    eos: Ids | None = None,
-    room: Int | None = None,
-) -> TreeVerifyResult:
-    """Verify a tree of draft tokens against the target's logits, and emit the accepted path and a
-    token.
-
-    The walk begins at the root and continues while a child is accepted. Deterministic children
-    (EAGLE-2's top-k): a token is drawn from the target's distribution, and the walk continues if a
-    child has the token; the same as accepting child x with p(x), else zeroing p(x) and
-    renormalising. Children drawn independently from one draft distribution, with replacement: the
-    recursive residual (Yang et al. 2024, arXiv 2401.06706). Temperature 0 follows the argmax. In
-    all cases the emitted tokens have exactly the target's distribution. A chain (parents i-1) with
-    draft rows has the tokens of ``verify`` with the same rule.
-
-    Rule "block" verifies drawn children from the leaves to the root, siblings with a high p/q
-    first: more tokens are accepted of several paths drawn from one model. Paths with a common
-    prefix share its nodes. A sibling drawn again is a node too, without children: draws after it
-    are children of the first equal sibling. The children of a parent are in the order of the draws.
-
-    Args:
-        target_logits: [B, N+1, V] float32, bfloat16 or float16, any row strides, unit stride along
-            V, N < 2**14. Row 0 is the distribution after the root, row i+1 after node i.
-        draft_tokens: [B, N] integers, the target's ids.
-        parents: [B, N] integers: the parent's node, smaller than the node, or -1 for a child of the
-            root. The children of a parent are tried in the order of their nodes.
-        draft_logits: the pool [R, Vd] of draft rows; None: all children are deterministic.
-        counts: [B] integers in [0, N]; None is N nodes for every request.
-        depth: D, the maximum nodes of a path; None is N.
-        draft_rows: [B, N+1] integers: the pool's row from which the children after each row of the
-            target were drawn; -1: deterministic children. Required with ``draft_logits``.
-        draft_statistics: [R, 2] int64, as for ``verify``.
-        target_to_draft: [V] integers, draft id of each target id or -1.
-        slots: [B] integers, as for ``verify``: index of each request's parameters, [S].
-        offsets: [B+1] integers: the target's rows of all requests are concatenated,
-            ``target_logits`` [M, V], request i having rows offsets[i] ... offsets[i+1]-1: one more
-            than nodes. ``draft_tokens``, ``parents`` (and ``draft_rows``) are [M] then: entry
-            offsets[i]+j is node j (row j) of request i; the last entry is no node. ``counts`` is
-            None. Every layout has the same results, bit for bit.
-        nodes: N, the maximum nodes of a request, with ``offsets``.
-        temperature, top_k, top_p, min_p, seed, position, level, round: as for ``verify``;
-            ``position`` is that of the tree's first nodes.
-        rule: "token" or "block", of drawn children; the rules agree for deterministic children. By
-            "block" a path has at most 32 consecutive drawn nodes.
-        draws: [B, N+D+1] int64, 64 uniform bits each instead of Philox: the test of each node, then
-            the token drawn at each depth.
-        allowed: [B, N+1, ceil(V / 32)] int32, or [M, ceil(V / 32)] with ``offsets``: allowed ids of
-            each row of the target, as for ``verify``.
-        eos, room: the ends of texts, as for ``verify``.
-
-    Raises:
-        TypeError: an argument or dtype is of the wrong kind.
-        ValueError: a shape, stride, device or range is wrong; names the expected and actual value.
-        PolyspecError: CUDA logits in a build without CUDA kernels.
-
-    An invalid tree (a parent that does not come before its node, equal deterministic siblings, a
-    path longer than D) is an error of its request (``BAD_TREE``), as are a draft row, slot or
-    offset out of range (``BAD_INDEX``), and more nodes than N (``BAD_LENGTH``).
-    """
-    whole = eos is None and room is None
-    try:
-        tokens, accepted, logprobs, status, statistics, path, path_rows, ends = _verify_tree(
-            target_logits,
-            draft_tokens,
-            parents,
-            offsets,
-            nodes,
-            depth,
-            counts,
-            draft_logits,
-            draft_rows,
-            draft_statistics,
-            target_to_draft,
-            *_numbers(level, temperature, top_k, top_p, min_p, seed, position, round),
-            _TOKEN if rule == "token" else arguments.rule(rule),
-            draws,
-            slots,
-            *(_UNCUT if whole else _cuts(eos, room, target_logits)),
-            allowed,
-        )
-    except RuntimeError as error:
-        raise typed(error, "target_logits", target_logits) from None
-    return TreeVerifyResult(
-        tokens, accepted, path, path_rows, logprobs, status, statistics, *ends.unbind(0)
-    )
-
-
 # ---- fake implementations ------------------------------------------------------------------------
 
 
-def _fake(operator: str, result: Callable[..., Any]) -> None:
+def register_fake(operator: str, result: Callable[..., Any]) -> None:
     schema = getattr(torch.ops.polyspec, operator).default._schema
     names = [argument.name for argument in schema.arguments]
     # A parameter that may differ per request is a scalar and a tensor: "seed", "seeds".
@@ -588,7 +450,7 @@ def _fake(operator: str, result: Callable[..., Any]) -> None:
     torch.library.register_fake(f"polyspec::{operator}", fake)
 
 
-def _emitted(logits: Tensor, batch: Any, rows: Any) -> tuple[Tensor, ...]:
+def empty_results(logits: Tensor, batch: Any, rows: Any) -> tuple[Tensor, ...]:
     """Return empty tensors like the common results of all verifications, for requests of `rows`
     target rows, and a tensor [5, B] for the last fields of `CutVerifyResult`."""
 
@@ -606,28 +468,16 @@ def _emitted(logits: Tensor, batch: Any, rows: Any) -> tuple[Tensor, ...]:
 
 
 def _sampled(logits: Tensor, *rest: object) -> tuple[Tensor, ...]:
-    tokens, _, logprobs, status, statistics, _ = _emitted(logits, len(logits), 1)
+    tokens, _, logprobs, status, statistics, _ = empty_results(logits, len(logits), 1)
     return tokens.view(-1), logprobs.view(-1), status, statistics.view(-1, 2)
 
 
 def _verified(logits: Tensor, _: object, offsets: Any, most: int, *__: object) -> Any:
     if offsets is None:
-        return _emitted(logits, *logits.shape[:2])
-    return _emitted(logits, len(offsets) - 1, most + 1)
+        return empty_results(logits, *logits.shape[:2])
+    return empty_results(logits, len(offsets) - 1, most + 1)
 
 
-def _verified_tree(
-    logits: Tensor, tokens: object, parents: object, offsets: Any, most: Any, depth: Any, *_: object
-) -> tuple[Tensor, ...]:
-    most = logits.shape[1] - 1 if offsets is None else most
-    depth = most if depth is None else depth
-    batch = len(logits) if offsets is None else len(offsets) - 1
-    *emitted, ends = _emitted(logits, batch, depth + 1)
-    tokens = emitted[0]
-    return (*emitted, tokens.new_empty(batch, depth), torch.empty_like(tokens), ends)
-
-
-_fake("sample", _sampled)
-_fake("verify", _verified)
-_fake("verify_tree", _verified_tree)
-_fake("draw", lambda logits, *_: logits.new_empty((len(logits), 1), dtype=torch.int64))
+register_fake("sample", _sampled)
+register_fake("verify", _verified)
+register_fake("draw", lambda logits, *_: logits.new_empty((len(logits), 1), dtype=torch.int64))

@@ -619,7 +619,11 @@ class Engine:
         assert read.nodes is not None
         proposed = tree.proposal(q, step.most, read.logits.device)
         result, logits, hidden, path = read.nodes.verified(
-            self.config.operators.verify_tree, proposed, read.logits, read.hidden, shared
+            self.config.operators.verify_tree or rooms.verify_tree,
+            proposed,
+            read.logits,
+            read.hidden,
+            shared,
         )
         paths = {step.level: path}
         if self._can.keeps_paths:

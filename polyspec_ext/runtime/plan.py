@@ -32,7 +32,7 @@ class Operators:
 
     draw: Callable[..., Any] = verification.draw
     verify: Callable[..., Any] = verification.verify
-    verify_tree: Callable[..., Any] = verification.verify_tree
+    verify_tree: Callable[..., Any] | None = None  # None: `ps.verify_tree`
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 from .. import arguments
 from ..drafters.base import DraftBlock, DrafterCapabilities, RowBuffer
 from ..drafters.trees import require_parents
-from ..kv_cache.layers import ancestors
 from ..levels.base import Hidden, InputBlock
+from ..ops.trees import ancestors
 from ..tensors import RowCounts
 from .plan import ChainConfig
 from .rows import PendingRows, Step

@@ -10,9 +10,10 @@ import transformers as hf
 from small_models import FAMILIES, V, keys_of, make, plain_greedy
 
 import polyspec_ext as ps
-from polyspec_ext.kv_cache import layers, rollback
+from polyspec_ext.kv_cache import layers
 from polyspec_ext.kv_cache.rollback import RollbackCache
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, PromptBatch, RowCounts
+from polyspec_ext.ops import trees
 
 # By row: prompt, unread tokens before the tree, parents of the nodes (-1: the last of the tokens),
 # and the accepted path.
@@ -226,7 +227,7 @@ def _all_before(parents: torch.Tensor, depth: int | None = None) -> torch.Tensor
 @pytest.mark.parametrize("mistake", ["siblings are seen", "positions are slots", "path stays"])
 def test_a_model_that_reads_trees_wrongly_is_found(mistake, monkeypatch) -> None:
     if mistake == "siblings are seen":
-        monkeypatch.setattr(rollback, "ancestors", _all_before)
+        monkeypatch.setattr(trees, "ancestors", _all_before)
     elif mistake == "positions are slots":
         plain_inputs = RollbackCache.inputs
 

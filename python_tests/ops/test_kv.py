@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyspec_ext.ops import decoder as cache_ops
+from polyspec_ext.ops import trees
 
 
 def arguments() -> dict[str, Any]:
@@ -55,12 +56,12 @@ def test_sizes_and_pointers_are_refused() -> None:
         cache_ops.append(**arguments(), ring=True, sinks=8)
     keys, values = [torch.zeros(1, 1, 4, 4)], [torch.zeros(1, 1, 4, 4)]
     lengths, path = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
-    stale = cache_ops.pointers([torch.zeros(1, 1, 4, 4)], values)
+    stale = trees.pointers([torch.zeros(1, 1, 4, 4)], values)
     with pytest.raises(RuntimeError, match="pointers"):
-        cache_ops.compact_tree(keys, values, stale, lengths, path)
+        trees.compact_tree(keys, values, stale, lengths, path)
     both = [*keys, torch.zeros(1, 1, 8, 4)[:, :, ::2]]
     with pytest.raises(RuntimeError, match="strides"):
-        cache_ops.compact_tree(both, both, cache_ops.pointers(both, both), lengths, path)
+        trees.compact_tree(both, both, trees.pointers(both, both), lengths, path)
 
 
 def test_lengths_are_cut_and_increased(device: torch.device) -> None:
@@ -92,7 +93,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(ops.append.default, given, test_utils=tests)
     keys, values = [a["cache_keys"]], [a["cache_values"]]
     path = torch.tensor([[0, 1, -1], [1, -1, -1]])
-    given = (keys, values, cache_ops.pointers(keys, values), a["lengths"], path)
+    given = (keys, values, trees.pointers(keys, values), a["lengths"], path)
     with FakeTensorMode(allow_non_fake_inputs=True):  # pointers are of these tensors, no copies
         results = ops.compact_tree.default(*given)
     assert [(x.shape, x.dtype) for x in results] == [((2,), torch.int64), ((2,), torch.int32)]

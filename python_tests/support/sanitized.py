@@ -10,7 +10,7 @@ import torch
 import polyspec_ext as ps
 from polyspec_ext.ops import decoder as cache_ops
 from polyspec_ext.ops import schedule as rounds
-from polyspec_ext.ops import verification
+from polyspec_ext.ops import trees, verification
 from polyspec_ext.sampling import Sampling
 from polyspec_ext.tensors import RowParameters
 
@@ -137,7 +137,7 @@ def cache(dtype: torch.dtype, device: str) -> None:
             )
             assert not status.any()
     path = torch.tensor([[1, 3, 4, -1, -1]], device=device).repeat(b, 1)
-    moved = cache_ops.compact_tree(keys, values, cache_ops.pointers(keys, values), lengths, path)
+    moved = trees.compact_tree(keys, values, trees.pointers(keys, values), lengths, path)
     assert not moved[1].any()
     assert torch.equal(moved[0], lengths + 3)
 
