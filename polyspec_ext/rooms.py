@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from .runtime.graphs import Queue as Queue
     from .runtime.graphs import few_sizes as few_sizes
     from .runtime.graphs import needs_host as needs_host
+    from .runtime.graphs import queued_report as queued_report
     from .runtime.prefixes import Copies as Copies
     from .runtime.prefixes import Prefixes as Prefixes
     from .runtime.prefixes import Reading as Reading
@@ -110,7 +111,7 @@ NAMES = {
     "runtime.prefixes": ("Copies", "Prefixes", "Reading", "Readings"),
     "runtime.graphs": (
         "CudaRecorder", "Graphs", "MemoryKey", "Passes", "PlannedStep", "Queue", "few_sizes",
-        "needs_host",
+        "needs_host", "queued_report",
     ),
     "runtime.trees": ("PendingTree", "TreePass", "append_tree", "keep_path"),
 }  # fmt: skip

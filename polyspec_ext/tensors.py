@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, repeat
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -86,6 +86,29 @@ class RowCounts(Sequence[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.tensor.tolist() if self.host is None else self.host)
+
+
+class Plan(NamedTuple):
+    """Work of the rows of a batch in a step; each ``[B]`` int64.
+
+    Attributes:
+        part: 1 in rows of the step; 0 in idle rows, where `counts`, `first` and `lengths` are 0.
+        counts: tokens that the level has to read.
+        first: index among them of the token with the logits that verify the first pending token.
+        lengths: tokens to draft or to verify.
+        positions: absolute position of the first token to draft or to verify.
+        rounds: round counts, which key the draws.
+        of_tail: tokens of a tail among `lengths`: all or none in a draft; in the target's
+            verification the last tokens.
+    """
+
+    part: torch.Tensor
+    counts: torch.Tensor
+    first: torch.Tensor
+    lengths: torch.Tensor
+    positions: torch.Tensor
+    rounds: torch.Tensor
+    of_tail: torch.Tensor
 
 
 _OFF: dict[str, int | float] = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

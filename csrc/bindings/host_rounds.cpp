@@ -232,7 +232,7 @@ class HostRounds {
 void bind_host_rounds(py::module_& m) {
   py::class_<HostStep>(m, "HostStep",
                        "A step that is due (polyspec/round_state.hpp): `level`, `group` the rows "
-                       "with a part, and by row what `ops.schedule.Plan` names; `input_ids` [B, T] "
+                       "with a part, and by row what `tensors.Plan` names; `input_ids` [B, T] "
                        "int64. Of all rows: `most`, the largest of `lengths`; "
                        "`lag`, the most tokens in front of these; `last`, the logits wanted stand "
                        "behind the last of T tokens in each; `even`, each of `lengths` is `most`; "
@@ -274,7 +274,7 @@ void bind_host_rounds(py::module_& m) {
            "are complete.")
       .def("report", &HostRounds::report, py::arg("step"), py::arg("tokens"), py::arg("counts"),
            py::arg("status"), py::arg("ends") = true,
-           "See `ops.schedule.report`, of the step that `next` gave last; `status` None: nothing "
+           "See `runtime.graphs.report`, of the step that `next` gave last; `status` None: nothing "
            "went wrong; `ends` False: no token "
            "ends a text. The log is empty then.");
 }

@@ -19,9 +19,8 @@ from ..levels.base import Hidden
 from ..levels.fused import pack_layers
 from ..levels.models import ModelLevel
 from ..ops.decoder import update_lengths
-from ..ops.schedule import Plan
 from ..ops.trees import tree_slots
-from ..tensors import RowCounts
+from ..tensors import Plan, RowCounts
 from . import checkpoint
 from .base import DraftBlock, DrafterCapabilities, DraftInput, HiddenStates, TreeSize
 from .checkpoint import Target, count_of

@@ -19,16 +19,15 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch.library import register_fake
 
 from .. import progress, rooms
 from ..drafters.base import LONGEST, BatchedDrafter, DrafterCapabilities, TreeSize
 from ..drafters.base import Outputs as Outputs
 from ..levels.base import BatchedLevel, DeviceLengths, InputBlock, LevelOutput
-from ..ops import schedule
-from ..ops.schedule import Plan
-from ..tensors import RowCounts
+from ..tensors import Plan, RowCounts
 from .plan import ChainConfig, Member, RoundPlan
-from .rows import Entry, Record, Row, Rows, Step
+from .rows import Entry, Record, Report, Row, Rows, StateRows, Step
 
 Run = Callable[[], Outputs]
 _FAILURES = 2  # consecutive failed captures of a kind of step before capturing stops
@@ -448,6 +447,7 @@ def _performed(planned: PlannedStep, rows: Rows, perform: Callable[[Step], Outpu
     step idle. Of the target return the record of the round, ``[B, N]`` int32, and the logits: the
     bits of the rows without their texts, of the tokens, and of the log-probabilities."""
     state, (level, most, width, tail), hidden = rows.state, planned, rows.hidden
+    form = state.shape.levels, state.shape.steps
     if level == state.shape.levels and hidden is not None and hidden.width:
         # Tokens with a new hidden state, and the last emitted token.
         width = max(width, hidden.width + 1)
@@ -455,7 +455,7 @@ def _performed(planned: PlannedStep, rows: Rows, perform: Callable[[Step], Outpu
         cached = state.read_by(level)
         torch.minimum(cached, hidden.begin, out=cached)
     verified = most if level < state.shape.levels else 0
-    ids, table, pending = schedule.next_step(state.words, state.shape, level, width, verified)
+    ids, table, pending = next_step(state.words, *form, level, width, verified)
     plan = Plan._make(table.unbind())
     outputs = perform(Step(level, most, width - most, tail, ids, table, plan, pending))
     if level > 1:
@@ -483,6 +483,76 @@ def _memory(rows: Rows, level: int, tail: bool, hidden: bool) -> MemoryKey:
         form = (*form, rows.hidden.width)
     return MemoryKey(rows, tensors, form)
 
+
+# ---- state rows on the device --------------------------------------------------------------------
+
+# polyspec/round_state.hpp over torch tensors. `HostRounds` does the same for rows in the host's
+# memory. Shapes and dtypes are checked where the pointers are taken.
+
+_Two = tuple[torch.Tensor, torch.Tensor]
+_Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+next_step: Callable[..., _Three] = torch.ops.polyspec.schedule_next.default
+"""Return the work of the rows in a step of a level.
+
+Args:
+    state: ``[B, shape.words]`` int64, of a `RoundShape`; levels, steps: of this shape.
+    level: of the step.
+    width: maximum tokens that the level reads per row, T.
+    most: maximum tokens that it verifies per row, W.
+
+Returns:
+    input_ids ``[B, T]`` int64, left-aligned ids of each row, then 0; the table ``[7, B]`` with
+    the rows of `Plan`; and the ids to verify, ``[B, W]`` int64, then 0.
+"""
+
+report: Callable[..., _Two] = torch.ops.polyspec.schedule_report.default
+"""Enter the results of a step of a level into the state rows, in place.
+
+Args:
+    state, levels, steps, level: as of `next_step`.
+    plan: table of the step from `next_step`.
+    tokens: ``[B, W]`` int64, drafted, or emitted by a verification.
+    counts: ``[B]`` int64, tokens accepted by a verification, or proposed by a draft; None: the
+        requested number of draft tokens.
+    status: ``[B]`` int32 of a verification, ``[B, W]`` of a draft's tokens.
+    eos: ``[B, E]`` int64, ids that end a row's text, padded with -1.
+
+Returns:
+    appended ``[2, B]`` int64, how many tokens were pending for the level above (for tail tokens
+    the target), and how many emitted tokens follow them; and kept ``[n, B]`` int64, the maximum
+    valid length of each level's cache.
+"""
+
+
+def queued_report(
+    rows: StateRows,
+    step: Step,
+    tokens: torch.Tensor,
+    counts: torch.Tensor | None,
+    status: torch.Tensor | None,
+    eos: torch.Tensor,
+) -> Report:
+    """Enter the tokens of a queued step (`StateRows.report`)."""
+    if status is None:
+        status = torch.zeros_like(tokens, dtype=torch.int32)
+    shape = rows.shape.levels, rows.shape.steps, step.level
+    slots, cached = report(rows.words, *shape, step.table, tokens, counts, status, eos)
+    return Report(slots, cached.unbind())
+
+
+def _next(state: torch.Tensor, *numbers: int) -> _Three:
+    batch, (width, most) = len(state), numbers[-2:]
+    sizes = (batch, width), (len(Plan._fields), batch), (batch, most)
+    return state.new_empty(sizes[0]), state.new_empty(sizes[1]), state.new_empty(sizes[2])
+
+
+def _reported(*arguments: Any) -> _Two:
+    state, levels, *_ = arguments
+    return state.new_empty(2, state.shape[0]), state.new_empty(levels, state.shape[0])
+
+
+register_fake("polyspec::schedule_next", _next)
+register_fake("polyspec::schedule_report", _reported)
 
 # ---- passes that the host follows ----------------------------------------------------------------
 

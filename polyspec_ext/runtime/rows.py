@@ -16,13 +16,12 @@ import numpy.typing as npt
 import torch
 
 from .. import rooms
+from .._C import HostRounds, HostStep, RoundShape
 from ..drafters.base import RowBuffer
 from ..inputs import Request
-from ..ops import schedule
 from ..ops.decoder import append
-from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
 from ..stats import LevelStats, Stats
-from ..tensors import IdMap, RowCounts, RowParameters, moved, on_device
+from ..tensors import IdMap, Plan, RowCounts, RowParameters, moved, on_device
 
 _CPU = torch.device("cpu")
 
@@ -337,16 +336,11 @@ class StateRows:
         status: torch.Tensor | None,
         ends: bool = True,
     ) -> Report:
-        """Enter the tokens of a step (`schedule.report`), on any device if `next` returned the
+        """Enter the tokens of a step (`graphs.report`), on any device if `next` returned the
         step. `status` None: a draft without errors; `ends`: whether a token may end a text."""
         if step.host is None:
-            if status is None:
-                status = torch.zeros_like(tokens, dtype=torch.int32)
-            eos, level = self.eos if ends else self.eos[:, :0], step.level
-            appended, cached = schedule.report(
-                self.words, self.shape, level, step.table, tokens, counts, status, eos
-            )
-            return Report(appended, cached.unbind())
+            eos = self.eos if ends else self.eos[:, :0]
+            return rooms.queued_report(self, step, tokens, counts, status, eos)
         result = self._host_rounds.report(
             step.host,
             tokens.cpu().numpy(),

@@ -128,11 +128,6 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "polyspec_ext/kv_cache/layers.py": {
-        "kv_cache: nodes of a tree do not see the first keys": (
-            "(behind[:, None, :] > depth[..., None] - window) | (slots < sinks)",
-            "behind[:, None, :] > depth[..., None] - window",
-            "levels/test_shared_cache.py::test_a_window_in_the_targets_cache[llama-False]",
-        ),
         "kv_cache: rows that move up take the keys of the row above": (
             "self.keys[slot].copy_(self.keys[row])",
             "self.keys[slot].copy_(self.keys[max(0, row - 1)])",
@@ -164,11 +159,6 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
             "counts[:, None] - 1)).clamp_(min=0)",
             "counts[:, None] - 1))",
             "kv_cache/test_rollback_variants.py::test_padding_repeats_a_position_that_there_is",
-        ),
-        "kv_cache: a sliding window has a token more in a tree": (
-            "behind[:, None, :] > depth[..., None] - window",
-            "behind[:, None, :] >= depth[..., None] - window",
-            "levels/test_trees.py::test_nodes_see_their_own_text[mistral, sliding window-eager]",
         ),
         "kv_cache: sinks leave the window": (
             "seen = seen & (near if sinks == 0 else near | (held < sinks))",
@@ -391,6 +381,11 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "polyspec_ext/runtime/graphs.py": {
+        "ops: a compiled report has levels and rows exchanged": (
+            "return state.new_empty(2, state.shape[0]), state.new_empty(levels, state.shape[0])",
+            "return state.new_empty(2, state.shape[0]), state.new_empty(state.shape[0], levels)",
+            "ops/test_schedule.py::test_opcheck",
+        ),
         "runtime: a tail's draft never reads what is pending": (
             "late = plan.tail > 0 and plan.levels > 3 and index == len(plan.steps) - 2",
             "late = False",
@@ -606,6 +601,16 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "polyspec_ext/ops/trees.py": {
+        "kv_cache: a sliding window has a token more in a tree": (
+            "behind[:, None, :] > depth[..., None] - window",
+            "behind[:, None, :] >= depth[..., None] - window",
+            "levels/test_trees.py::test_nodes_see_their_own_text[mistral, sliding window-eager]",
+        ),
+        "kv_cache: nodes of a tree do not see the first keys": (
+            "(behind[:, None, :] > depth[..., None] - window) | (slots < sinks)",
+            "behind[:, None, :] > depth[..., None] - window",
+            "levels/test_shared_cache.py::test_a_window_in_the_targets_cache[llama-False]",
+        ),
         "kv_cache: padding of a tree has positions past the context": (
             "        positions = torch.where(inside, positions, (base - 1).clamp_min(0)[:, None])\n",
             "",
@@ -615,13 +620,6 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
             "    lengths = arguments[3]\n",
             "    lengths = arguments[4]\n",
             "ops/test_kv.py::test_opcheck",
-        ),
-    },
-    "polyspec_ext/ops/schedule.py": {
-        "ops: a compiled report has levels and rows exchanged": (
-            "return state.new_empty(2, state.shape[0]), state.new_empty(levels, state.shape[0])",
-            "return state.new_empty(2, state.shape[0]), state.new_empty(state.shape[0], levels)",
-            "ops/test_schedule.py::test_opcheck",
         ),
     },
     "polyspec_ext/drafters/trees.py": {

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from polyspec_ext.ops import schedule
-from polyspec_ext.ops.schedule import RoundShape
+from polyspec_ext._C import HostRounds, RoundShape
+from polyspec_ext.runtime.graphs import next_step, report
 
 SHAPE = RoundShape(levels=3, steps=4, capacity=40)
+FORM = SHAPE.levels, SHAPE.steps
 WINDOWS, ROUNDS = (6, 2), (2, 0)
 
 
@@ -28,21 +29,21 @@ def rows(batch: int) -> torch.Tensor:
 
 
 def draft(state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    input_ids, table, _ = schedule.next_step(state, SHAPE, 3, 3)
+    input_ids, table, _ = next_step(state, *FORM, 3, 3, 0)
     tokens = torch.tensor([[1, 2]] * state.shape[0])
     status = torch.zeros(state.shape[0], 2, dtype=torch.int32)
     eos = torch.full((state.shape[0], 1), 9)
-    return input_ids, table, *schedule.report(state, SHAPE, 3, table, tokens, None, status, eos)
+    return input_ids, table, *report(state, *FORM, 3, table, tokens, None, status, eos)
 
 
 def test_opcheck() -> None:
-    state, form = rows(2), (SHAPE.levels, SHAPE.steps)
-    torch.library.opcheck(torch.ops.polyspec.schedule_next, (state, *form, 3, 3, 2))
-    _, table, _ = schedule.next_step(state, SHAPE, 3, 3)
+    state = rows(2)
+    torch.library.opcheck(torch.ops.polyspec.schedule_next, (state, *FORM, 3, 3, 2))
+    _, table, _ = next_step(state, *FORM, 3, 3, 0)
     tokens, status = torch.ones(2, 2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32)
     eos, counts = torch.full((2, 1), 9), torch.tensor([2, 1])
     for own in (None, counts):
-        call = (*form, 3, table, tokens, own, status, eos)
+        call = (*FORM, 3, table, tokens, own, status, eos)
         torch.library.opcheck(torch.ops.polyspec.schedule_report, (state, *call))
 
 
@@ -78,7 +79,7 @@ def test_bad_input_is_refused(change: dict[str, Any], message: str) -> None:
 
 def test_a_report_of_another_form_is_refused() -> None:
     state = rows(2)
-    _, table, _ = schedule.next_step(state, SHAPE, 3, 3)
+    _, table, _ = next_step(state, *FORM, 3, 3, 0)
     before = state.clone()
     tokens, eos = torch.ones(2, 2, dtype=torch.int64), torch.full((2, 1), 9)
     status = torch.zeros(2, 2, dtype=torch.int32)
@@ -93,15 +94,15 @@ def test_a_report_of_another_form_is_refused() -> None:
         ((table, tokens, None, status, eos.T), "eos: expected size 2"),
     ):
         with pytest.raises(RuntimeError, match=message):
-            schedule.report(state, SHAPE, 3, *arguments)
+            report(state, *FORM, 3, *arguments)
     with pytest.raises(RuntimeError, match="status: expected 1 dimensions"):
-        schedule.report(state, SHAPE, 2, table, tokens, counts, status, eos)
+        report(state, *FORM, 2, table, tokens, counts, status, eos)
     assert state.equal(before)
 
 
-def host(batch: int = 2) -> tuple[schedule.HostRounds, np.ndarray]:
+def host(batch: int = 2) -> tuple[HostRounds, np.ndarray]:
     words = rows(batch).numpy()
-    return schedule.HostRounds(SHAPE, words, np.full((batch, 1), 9)), words
+    return HostRounds(SHAPE, words, np.full((batch, 1), 9)), words
 
 
 def drafted(batch: int = 2) -> np.ndarray:
@@ -140,7 +141,7 @@ def test_shapes_of_host_rounds(levels: int, steps: int, capacity: int, said: str
     shape = RoundShape(levels=levels, steps=steps, capacity=capacity)
     words = np.zeros((2, max(shape.words, 0)), np.int64)
     with pytest.raises(ValueError, match=said):
-        schedule.HostRounds(shape, words, np.full((2, 1), 9))
+        HostRounds(shape, words, np.full((2, 1), 9))
 
 
 @pytest.mark.parametrize(

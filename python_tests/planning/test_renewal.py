@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyspec_ext.ops.schedule import Plan
 from polyspec_ext.planning import theory
 from polyspec_ext.runtime.rows import StateRows
+from polyspec_ext.tensors import Plan
 
 PROMPT = 2
 EOS = 1  # in a text with room after its end; every level has EOS there

@@ -8,9 +8,10 @@ import sys
 import torch
 
 import polyspec_ext as ps
+from polyspec_ext._C import RoundShape
 from polyspec_ext.ops import decoder as cache_ops
-from polyspec_ext.ops import schedule as rounds
 from polyspec_ext.ops import trees, verification
+from polyspec_ext.runtime.graphs import next_step, report
 from polyspec_ext.sampling import Sampling
 from polyspec_ext.tensors import RowParameters
 
@@ -160,7 +161,7 @@ def cache(dtype: torch.dtype, device: str) -> None:
 
 def schedule(device: str) -> None:
     """A draft and its verification, in state rows that a chain keeps on the device."""
-    shape = rounds.RoundShape(3, 2, 64)
+    shape, form = RoundShape(3, 2, 64), (3, 2)
     words = torch.zeros(33, shape.words, dtype=torch.int64)
     words[:, shape.TOTAL], words[:, shape.ROOM] = 1, torch.arange(33)
     for level, window, bound in ((1, 4, 2), (2, 2, 0)):
@@ -168,14 +169,14 @@ def schedule(device: str) -> None:
         words[:, at + shape.WINDOW], words[:, at + shape.BOUND] = window, bound
     state = words.to(device)
     eos = torch.full((33, 1), 5, device=device)
-    _, plan = rounds.next_step(state, shape, 3, 3)
+    _, plan, _ = next_step(state, *form, 3, 3, 0)
     tokens = torch.arange(66, device=device).view(33, 2)
     none = torch.zeros_like(tokens, dtype=torch.int32)
-    rounds.report(state, shape, 3, plan, tokens, None, none, eos, 2)
-    _, plan = rounds.next_step(state, shape, 2, 4)
+    report(state, *form, 3, plan, tokens, None, none, eos)
+    _, plan, _ = next_step(state, *form, 2, 4, 2)
     status = torch.zeros(33, dtype=torch.int32, device=device)
     tokens = torch.arange(99, device=device).view(33, 3)
-    rounds.report(state, shape, 2, plan, tokens, torch.zeros_like(plan[0]), status, eos, 6)
+    report(state, *form, 2, plan, tokens, torch.zeros_like(plan[0]), status, eos)
 
 
 if __name__ == "__main__":
