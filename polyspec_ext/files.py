@@ -1,4 +1,4 @@
-"""Paths of users, atomic replacement of files, and the user's cache folder."""
+"""Atomic replacement of files, and the user's cache folder."""
 
 from __future__ import annotations
 
@@ -11,34 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-GGUF_MAGIC = b"GGUF"
 _OLD = 24 * 3600  # seconds after which a partial file is abandoned
-
-
-def path_of(location: str | Path) -> Path:
-    """Return a path; a leading tilde is expanded to the user's folder."""
-    path = Path(location)
-    try:
-        return path.expanduser()
-    except RuntimeError:  # no such user
-        return path
-
-
-def begins(path: Path, first: bytes) -> bool:
-    """Return whether a file begins with the bytes `first`."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(first)) == first
-    except OSError:
-        return False
-
-
-def is_gguf(location: object) -> bool:
-    """Return whether a path is a GGUF file, by its name or its first bytes."""
-    if not isinstance(location, str | Path):
-        return False
-    path = path_of(location)
-    return path.is_file() and (path.suffix.lower() == ".gguf" or begins(path, GGUF_MAGIC))
 
 
 @contextmanager

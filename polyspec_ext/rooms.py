@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .drafters.trees import draw_paths as draw_paths
     from .drafters.trees import nodes_below as nodes_below
     from .drafters.trees import require_nodes as require_nodes
+    from .files import replace_text as replace_text
     from .kv_cache.streaming import streaming_layers as streaming_layers
     from .levels.encoder_decoder import EncoderDecoderLevel as EncoderDecoderLevel
     from .levels.gguf import GgufFile as GgufFile
@@ -90,6 +91,7 @@ NAMES = {
     "drafters.mtp": ("MTP",),
     "drafters.translated": ("TranslatedLevel",),
     "drafters.trees": ("draw_paths", "nodes_below", "require_nodes"),
+    "files": ("replace_text",),
     "kv_cache.streaming": ("streaming_layers",),
     "levels.encoder_decoder": ("EncoderDecoderLevel",),
     "levels.gguf": (

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import arguments
-from ..files import replace_text
+from .. import arguments, rooms
 from .base import Context, Proposal
 
 _LONGEST = 1024  # maximum n-gram: every token is indexed under an n-gram of each length
@@ -219,7 +218,7 @@ class NGramTable:
             "max_entries": self._limit,
             "followers": [[list(k), list(n.items())] for k, n in self._followers.items()],
         }
-        replace_text(path, json.dumps(content))
+        rooms.replace_text(path, json.dumps(content))
 
     @classmethod
     def load(cls, path: str | Path, learning: bool = True) -> NGramTable:

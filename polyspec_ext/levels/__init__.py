@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..files import is_gguf as is_gguf
 from ..tensors import IdMap as IdMap
 from ..tensors import RowCounts as RowCounts
 from .base import Admitting as Admitting
@@ -15,6 +14,7 @@ from .base import LevelOutput as LevelOutput
 from .base import PromptBatch as PromptBatch
 from .base import batched as batched
 from .hugging_face import HuggingFaceLevel as HuggingFaceLevel
+from .models import is_gguf as is_gguf
 from .models import tokenizer_at as tokenizer_at
 from .sources import Level as Level
 from .sources import Options as Options

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from .. import progress
 from ..arguments import shown
-from ..files import GGUF_MAGIC
 from ..ops import blocks, decoder
 from ..ops.decoder import Matrix
+from .models import GGUF_MAGIC
 from .products import QuantizedLinear, huge_pages, is_plain, replaced
 
 # ---- files ---------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import arguments, rooms
-from ..files import is_gguf, path_of
 from ..kv_cache import device_of, name_of
 from ..tensors import IdMap, gather
 from . import base
@@ -280,7 +279,35 @@ def _distinct(values: Any) -> str:
     return " and ".join(sorted({str(value).removeprefix("torch.") for value in values}))
 
 
-# ---- tokenizers ----------------------------------------------------------------------------------
+# ---- files and tokenizers ------------------------------------------------------------------------
+
+GGUF_MAGIC = b"GGUF"
+
+
+def path_of(location: str | Path) -> Path:
+    """Return a path; a leading tilde is expanded to the user's folder."""
+    path = Path(location)
+    try:
+        return path.expanduser()
+    except RuntimeError:  # no such user
+        return path
+
+
+def begins(path: Path, first: bytes) -> bool:
+    """Return whether a file begins with the bytes `first`."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(first)) == first
+    except OSError:
+        return False
+
+
+def is_gguf(location: object) -> bool:
+    """Return whether a path is a GGUF file, by its name or its first bytes."""
+    if not isinstance(location, str | Path):
+        return False
+    path = path_of(location)
+    return path.is_file() and (path.suffix.lower() == ".gguf" or begins(path, GGUF_MAGIC))
 
 
 def tokenizer_at(location: str | Path, local: bool = False) -> Any:

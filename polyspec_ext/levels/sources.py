@@ -17,12 +17,11 @@ import torch
 
 from .. import arguments, progress, rooms
 from ..arguments import Switch, shown
-from ..files import begins, is_gguf, path_of
 from ..kv_cache import device_of, is_stateful
 from . import base
 from .fused import can_pack, fuses_on_cuda
 from .hugging_face import HuggingFaceLevel, level_of
-from .models import is_encoder_decoder
+from .models import begins, is_encoder_decoder, is_gguf, path_of
 from .products import packs_by_default
 
 # Advice for files that are no models, by the end of their names.
