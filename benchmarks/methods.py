@@ -22,9 +22,9 @@ from polyspec_ext import DynamicTree, Eagle, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.drafters import resolve
 from polyspec_ext.drafters.proposals import cut_at_eos
+from polyspec_ext.drafters.words import copy_prefix, original
 from polyspec_ext.levels import HuggingFaceLevel, Options, load_model, tokenizer_at
 from polyspec_ext.levels.models import num_parameters
-from polyspec_ext.levels.sources import copy_prefix, original
 from polyspec_ext.policies import POLICIES
 from polyspec_ext.runtime.plan import default_rounds
 

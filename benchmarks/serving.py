@@ -32,9 +32,9 @@ from benchmarks.vllm_engine import OF_VLLM, VLLM, VllmEngine, ways
 from polyspec_ext import processor, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
+from polyspec_ext.drafters.words import original
 from polyspec_ext.levels import HuggingFaceLevel, tokenizer_at
 from polyspec_ext.levels.models import level_line
-from polyspec_ext.levels.sources import original
 from polyspec_ext.serving import Server
 
 PLAIN, CHAIN, POLICY, BATCHES = "plain", "chain", "policy", "generate"

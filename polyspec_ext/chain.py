@@ -32,7 +32,7 @@ from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
 from .levels.products import with_adapters, without_wrapper
 from .outputs import Output, StoppedRow, Stream, TargetTokenizer, alternatives, complete
-from .policies.base import WindowPolicy
+from .policies import WindowPolicy
 from .runtime.batch import Batch, CacheOwner
 from .runtime.engine import Engine, Observer
 from .runtime.plan import ChainConfig, Operators, default_rounds

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .drafters.trees import draw_paths as draw_paths
     from .drafters.trees import nodes_below as nodes_below
     from .drafters.trees import require_nodes as require_nodes
+    from .drafters.words import WORDS as WORDS
+    from .drafters.words import named_element as named_element
     from .files import replace_text as replace_text
     from .kv_cache.streaming import streaming_layers as streaming_layers
     from .levels.encoder_decoder import EncoderDecoderLevel as EncoderDecoderLevel
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from .levels.shared_cache import Member as Member
     from .levels.shared_cache import require_same_shape as require_same_shape
     from .levels.stateful import StatefulLevel as StatefulLevel
+    from .levels.states import StateHooks as StateHooks
     from .levels.users import checked_level as checked_level
     from .ops.trees import TreeVerifyResult as TreeVerifyResult
     from .ops.trees import compact_tree as compact_tree
@@ -50,6 +53,13 @@ if TYPE_CHECKING:
     from .ops.trees import verify_tree as verify_tree
     from .planning.planner import load_or_plan as load_or_plan
     from .planning.store import ChainFile as ChainFile
+    from .policies.adaptive import POLICIES as POLICIES
+    from .policies.adaptive import Adaptive as Adaptive
+    from .policies.adaptive import CachedFsm as CachedFsm
+    from .policies.adaptive import DrafterChoice as DrafterChoice
+    from .policies.adaptive import Fixed as Fixed
+    from .policies.adaptive import Joint as Joint
+    from .policies.adaptive import Online as Online
     from .policies.adaptive import RoundRecorder as RoundRecorder
     from .policies.adaptive import named as named
     from .quantization import early_exit as early_exit
@@ -91,6 +101,7 @@ NAMES = {
     "drafters.mtp": ("MTP",),
     "drafters.translated": ("TranslatedLevel",),
     "drafters.trees": ("draw_paths", "nodes_below", "require_nodes"),
+    "drafters.words": ("WORDS", "named_element"),
     "files": ("replace_text",),
     "kv_cache.streaming": ("streaming_layers",),
     "levels.encoder_decoder": ("EncoderDecoderLevel",),
@@ -98,6 +109,7 @@ NAMES = {
         "GgufFile", "config_of", "first_part", "gguf_model", "has_blocks", "tokenizer_of",
     ),
     "levels.shared_cache": ("Member", "require_same_shape"),
+    "levels.states": ("StateHooks",),
     "levels.stateful": ("StatefulLevel",),
     "levels.users": ("checked_level",),
     "ops.trees": (
@@ -106,7 +118,10 @@ NAMES = {
     ),
     "planning.planner": ("load_or_plan",),
     "planning.store": ("ChainFile",),
-    "policies.adaptive": ("RoundRecorder", "named"),
+    "policies.adaptive": (
+        "POLICIES", "Adaptive", "CachedFsm", "DrafterChoice", "Fixed", "Joint", "Online",
+        "RoundRecorder", "named",
+    ),
     "quantization": ("early_exit", "stored_w4", "trim"),
     "rules": ("LogitsRules", "with_penalty"),
     "runtime.forced": ("draft_behind", "forced", "process", "processed"),

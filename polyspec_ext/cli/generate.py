@@ -17,9 +17,10 @@ from typing import Any, cast
 from .. import columns, progress, rooms, tiny
 from ..chain import Chain
 from ..chat import ChatPrompt, StopStrings, ends_of_turn, has_template, prompt_of_text
+from ..drafters.words import original
 from ..inputs import Parameters
 from ..levels import tokenizer_at
-from ..levels.sources import model_source, original
+from ..levels.sources import model_source
 from ..outputs import Output, Stream
 from ..runtime.batch import Batch
 from .options import SWITCHES, add_chain_options

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from ..policies.base import NAMES
+from ..policies import NAMES
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)

@@ -1,4 +1,4 @@
-"""Elements of a chain: models, drafters, paths and words (`resolve`)."""
+"""Elements of a chain by name: words, and directories of heads."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from .. import rooms
-from ..arguments import listed, shown
-from ..levels import HuggingFaceLevel, Level, Options, load_model
+from ..levels import HuggingFaceLevel, Options, load_model
 from ..levels.fused import can_pack
-from ..levels.sources import is_copy, level_for, load_path, original, require_level
+from . import lookup, resolve, with_paths
 from .base import BatchedDrafter, Drafter
-from .model import BEAM, DraftModel
+from .model import BEAM
+
+W4 = "w4"  # word of a 4-bit copy, of the target or of a model after a colon
 
 
-def elements(levels: Any) -> list[Any]:
-    """Return the elements of a chain as they were passed."""
-    entries = listed("levels", levels, "models, the target first")
-    if not entries:
-        raise ValueError("levels: expected at least one model, given none")
-    return entries
+def is_copy(location: object) -> bool:
+    """Return whether a chain's element is the quantised copy of a named model, as ``w4:DIR``."""
+    return isinstance(location, str) and location.startswith(f"{W4}:")
 
 
-def is_drafter(thing: object) -> bool:
-    """Return whether an object drafts without being a level."""
-    return isinstance(thing, Drafter | BatchedDrafter) and not isinstance(thing, Level | type)
+def original(location: str | Path) -> str | Path:
+    """Return the location of the copied model, which has the tokenizer, without ``w4:``."""
+    return location.removeprefix(f"{W4}:") if isinstance(location, str) else location
+
+
+def copy_prefix(location: object) -> str:
+    """Return ``w4:`` if `location` names a copy, else an empty string."""
+    return f"{W4}:" if is_copy(location) else ""
 
 
 @contextmanager
@@ -82,19 +85,7 @@ def _load_translated(text: str, options: Options) -> Any:
 
 def _load_paths(word: str, options: Options) -> Any:
     _, paths, source = word.split(":", 2)
-    return _with_paths(source, int(paths), BEAM, options)
-
-
-def _with_paths(element: Any, paths: int, beam: float, options: Options) -> Any:
-    level = resolve(element, options)
-    if paths == 1:
-        return level
-    if not isinstance(level, Level):
-        raise ValueError(
-            f"{options.name}: expected a model to draft {paths} paths, given {shown(level)}"
-        )
-    with _named(options):
-        return DraftModel(level, paths=paths, beam=beam)
+    return with_paths(source, int(paths), BEAM, options)
 
 
 def _resolve(model: Any, options: Options) -> Any:
@@ -158,8 +149,6 @@ def _load_head(element: Any, options: Options, **form: Any) -> BatchedDrafter:
 
 
 def _make_lookup(word: str, options: Options) -> Drafter:
-    from . import lookup
-
     return cast(Drafter, getattr(lookup, _LOOKUPS[word])())
 
 
@@ -174,7 +163,7 @@ class _Word(NamedTuple):
     form: str
 
 
-_WORDS: dict[str, _Word] = {
+WORDS: dict[str, _Word] = {
     **{word: _Word(_make_lookup, "", repr(word)) for word in _LOOKUPS},
     "mtp": _Word(_load_head, "(:.+)?", "'mtp', the head of the target's checkpoint, or 'mtp:DIR'"),
     "eagle": _Word(_load_head, ":.+", "'eagle:DIR', or the directory of a head"),
@@ -187,46 +176,30 @@ _WORDS: dict[str, _Word] = {
 }
 
 
-def resolve(thing: Any, options: Options) -> Any:
-    """Return the level or drafter of an element of a chain.
+def named_element(thing: str | Path, options: Options) -> Any:
+    """Return the level or drafter of a word or of the directory of a head; None: any other text or
+    path.
 
     Raises:
-        TypeError: `thing` is no element; the message lists the accepted elements.
-        TypeError, ValueError: it cannot be loaded; begins with ``options.name``.
+        ValueError: it cannot be loaded, or resembles a word; begins with ``options.name``.
     """
-    word = _WORDS.get(thing.partition(":")[0]) if isinstance(thing, str) else None
-    if word is not None and re.fullmatch(f"[^:]+{word.rest}", thing):
+    word = WORDS.get(thing.partition(":")[0]) if isinstance(thing, str) else None
+    if word is not None and re.fullmatch(f"[^:]+{word.rest}", str(thing)):
         return word.load(thing, options)
     if head_of(thing):
         return _load_head(thing, options)
-    if isinstance(thing, DraftModel):
-        # With a single path it is its level: a chain creates a `DraftModel` for its vocabulary.
-        return _with_paths(thing.level, thing.paths, thing.beam, options)
-    if is_drafter(thing):
-        return thing
-    if isinstance(thing, str | Path):
-        _require_no_typo(str(thing), options.name)
-        return load_path(thing, options)
-    if isinstance(thing, Level) and not isinstance(thing, type):
-        return require_level(thing, options)
-    if isinstance(thing, torch.nn.Module) and hasattr(thing, "config"):
-        return level_for(thing, options)
-    known = "; ".join(word.form for word in _WORDS.values())
-    raise TypeError(
-        f"{options.name}: expected one of: a Hugging Face causal model; an object with "
-        f"vocab_size, prefill, forward and rollback; a model id, or the directory or GGUF file of "
-        f"a model; a drafter, with propose; {known}; given {shown(thing)}"
-    )
+    _require_no_typo(str(thing), options.name)
+    return None
 
 
 def _require_no_typo(text: str, name: str) -> None:
     """Refuse a text that resembles a word: no model has that id, and looking takes long."""
     if "/" in text or Path(text).exists():
         return
-    words = {_letters(word): word for word in _WORDS}
+    words = {_letters(word): word for word in WORDS}
     close = difflib.get_close_matches(_letters(text), words, 1, 0.8)
     if close:
-        form = _WORDS[words[close[0]]].form
+        form = WORDS[words[close[0]]].form
         raise ValueError(
             f"{name}: expected a model or a drafter's word, given {text!r}; did you mean {form}?"
         )

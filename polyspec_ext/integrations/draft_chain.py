@@ -20,8 +20,8 @@ from .. import _C, arguments, inputs
 from ..chain import Chain
 from ..inputs import Parameters, Request
 from ..levels.base import require_same_vocabulary
+from ..policies import RoundReport, StepReport, WindowPolicy
 from ..policies.adaptive import named
-from ..policies.base import RoundReport, StepReport, WindowPolicy
 from ..runtime.batch import Batch
 from ..runtime.prefixes import Reading
 from ..runtime.rows import Row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -273,7 +273,7 @@ class HuggingFaceLevel(ModelLevel):
             batches=self.supports_batches,
             device_lengths=batches and member and bool(cache.in_one_place),
             reads_apart=self.reads_apart,
-            hidden_states=bool(self._states),
+            hidden_states=self.num_layers > 0,
             trees=self.no_trees is None,
             keeps_lengths=True,
             checked=True,
@@ -295,7 +295,8 @@ class HuggingFaceLevel(ModelLevel):
         self._unchanged.require()
         self._weights = None  # weights may have moved between batches
         tokens, counts, layers = prompts.tokens, prompts.counts, prompts.hidden_layers
-        self._states.require(layers, self.name)
+        if layers:
+            self.states.require(layers, self.name)
         if self._member is not None:
             return self._member.prefill(prompts)
         rows, longest = tokens.shape
@@ -303,7 +304,7 @@ class HuggingFaceLevel(ModelLevel):
             longest = max(counts, default=0)
         self.adopt(self.fresh(rows, max(prompts.capacity, longest)))
         hidden = self._read_prompts(tokens[:, :longest], counts, layers)
-        return self.padded_states(hidden, layers, tokens) if layers else None
+        return self.states.padded(hidden, layers, tokens) if layers else None
 
     # ---- rows that join the batch (`Admitting`) ---------------------------------------
 
@@ -317,7 +318,8 @@ class HuggingFaceLevel(ModelLevel):
     def extend(self, sequence: Any, tokens: Tensor, layers: tuple[int, ...] = ()) -> Hidden | None:
         if sequence is None:  # the owner of the cache has read the tokens
             return None
-        self._states.require(layers, self.name)
+        if layers:
+            self.states.require(layers, self.name)
         # As in a separate batch, without other rows in its passes.
         with self._over(sequence):
             hidden = self.append(tokens, None, layers)
@@ -329,13 +331,14 @@ class HuggingFaceLevel(ModelLevel):
     ) -> Hidden | None:
         if sequences[0] is None:
             return None
-        self._states.require(layers, self.name)
+        if layers:
+            self.states.require(layers, self.name)
         with self._over(self._make(len(sequences), max(counts))):
             hidden = self._read_prompts(tokens, counts, layers)
             copies = [self.cache.save(row, 0, count) for row, count in enumerate(counts)]
         for sequence, copy, count in zip(sequences, copies, counts, strict=True):
             sequence.restore(copy, count)
-        return self.padded_states(hidden, layers, tokens) if layers else None
+        return self.states.padded(hidden, layers, tokens) if layers else None
 
     @torch.inference_mode()
     def admit(
@@ -408,19 +411,6 @@ class HuggingFaceLevel(ModelLevel):
                 hidden[layer][rows.to(of_group.device), : of_group.shape[1]] = of_group
         return hidden
 
-    def padded_states(
-        self, hidden: Hidden, layers: Sequence[int], tokens: Tensor
-    ) -> dict[int, Tensor]:
-        """Pad hidden states to the width of `tokens`, since rows may have fewer."""
-        rows, width = tokens.shape
-        none = torch.zeros(rows, 0, self.hidden_size, dtype=self.model.dtype).to(self.device)
-        whole = {layer: hidden.get(layer, none) for layer in layers}
-        for layer, states in whole.items():
-            if states.shape[1] < width:
-                missing = (0, 0, 0, width - states.shape[1])
-                whole[layer] = torch.nn.functional.pad(states, missing)
-        return whole
-
     def fresh(self, rows: int, capacity: int) -> Any:
         """Return an empty cache: the current cache, cleared, if it fits, else a new cache."""
         cache = self.cache  # None: the last allocation failed
@@ -486,7 +476,7 @@ class HuggingFaceLevel(ModelLevel):
             with torch.inference_mode():
                 return self.forward(block)
         if block.hidden_layers:
-            self._states.require(block.hidden_layers, self.name)
+            self.states.require(block.hidden_layers, self.name)
         if block.parents is not None:
             self._require_tree(block)
         try:
@@ -542,10 +532,9 @@ class HuggingFaceLevel(ModelLevel):
         if rows is None and not block.hidden_layers:
             out = self._runs(**arguments)
         else:
-            with (
-                self._states.taken(block.hidden_layers) as hidden,
-                gathering(self.output_head, rows),
-            ):
+            layers = block.hidden_layers
+            taken = self.states.taken(layers) if layers else nullcontext(hidden)
+            with taken as hidden, gathering(self.output_head, rows):
                 out = self._runs(**arguments)
         logits = out.logits
         if logits.shape[1] != keep:

@@ -1,4 +1,4 @@
-"""Models of `transformers` in levels: their properties, tokenizers, changes and hidden states."""
+"""Models of `transformers` in levels: their properties, tokenizers and changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +99,8 @@ class ModelLevel:
         self._runs, self.varies = runs.model, runs.varies
         self.copies: Mapping[int, nn.Module] = runs.copies
         self._unchanged = Unchanged(model, self.name, copied=self._runs is not model)
-        self._states = HiddenStates(self._runs)
-        self.hidden_size, self.num_layers = int(config.hidden_size), self._states.count
+        self.hidden_size = int(config.hidden_size)
+        self.num_layers = len(decoder_layers(self._runs, int(config.num_hidden_layers))[1])
         parameters = inspect.signature(model.forward).parameters
         self._slices, self._placed = "logits_to_keep" in parameters, "position_ids" in parameters
         self._cache_name = cache_name(model)
@@ -117,6 +117,11 @@ class ModelLevel:
     def keep_path(self, begin: Any, path: Tensor, lengths: Any) -> Sequence[int]:
         """Refuse to keep the path of a tree, because the level reads no trees."""
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
+
+    @functools.cached_property
+    def states(self) -> rooms.StateHooks:
+        """Reader of the hidden states of passes."""
+        return rooms.StateHooks(self._runs)
 
     def stamp(self) -> object:
         """Return the stamp of the model (`Unchanged.stamp`)."""
@@ -443,67 +448,7 @@ class Unchanged:
         }
 
 
-# ---- hidden states -------------------------------------------------------------------------------
-
-
-class HiddenStates:
-    """Hidden states of a `transformers` model, read by hooks in the thread of a pass: at the inputs
-    of its `count` decoder layers and after the final norm."""
-
-    def __init__(self, model: Any) -> None:
-        config = model.config.get_text_config(decoder=True)
-        body, self._layers = decoder_layers(model, int(config.num_hidden_layers))
-        # Both end with the final norm: in some models the layers are nested deeper, in others the
-        # base model is never called. If both are called, the outer module ends last.
-        self._bodies = [
-            module for module in dict.fromkeys((body, model.base_model)) if module is not model
-        ]
-        self.count = len(self._layers)
-
-    def __bool__(self) -> bool:
-        return self.count > 0
-
-    def require(self, layers: Sequence[int], name: str) -> None:
-        """Refuse layers that the model does not have."""
-        if layers and not self:
-            raise ValueError(
-                f"{name}: expected a model whose decoder layers are one list of modules, to give "
-                "hidden states, given another"
-            )
-        if not all(-1 <= layer <= self.count for layer in layers):
-            raise ValueError(
-                f"{name}: hidden_layers: expected -1 to {self.count}, given {list(layers)}"
-            )
-
-    @contextmanager
-    def taken(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-        """Record the states of `layers` in passes of the model in this thread, in the returned
-        dict: k in [0, L] the state after k decoder layers, -1 the state after the final norm."""
-        states: dict[int, Tensor] = {}
-        thread = threading.get_ident()
-
-        def keeper(layer: int, read: Callable[..., Any]) -> Callable[..., None]:
-            def hook(*arguments: Any) -> None:
-                if threading.get_ident() == thread:  # other threads may run the model
-                    states[layer] = read(*arguments[1:])
-
-            return hook
-
-        with ExitStack() as hooks:
-            for layer in dict.fromkeys(layers):
-                if layer == -1:
-                    hook = keeper(layer, _behind)
-                    handles = [body.register_forward_hook(hook) for body in self._bodies]
-                elif layer == self.count:
-                    last = self._layers[layer - 1]
-                    handles = [last.register_forward_hook(keeper(layer, _behind))]
-                else:
-                    hook = keeper(layer, _entering)
-                    entered = self._layers[layer]
-                    handles = [entered.register_forward_pre_hook(hook, with_kwargs=True)]
-                for handle in handles:
-                    hooks.callback(handle.remove)
-            yield states
+# ---- parts of passes -----------------------------------------------------------------------------
 
 
 def decoder_layers(model: nn.Module, count: int) -> tuple[nn.Module, Sequence[nn.Module]]:
@@ -514,17 +459,6 @@ def decoder_layers(model: nn.Module, count: int) -> tuple[nn.Module, Sequence[nn
             if isinstance(child, nn.ModuleList) and len(child) == count:
                 return module, list(child)
     return model, ()
-
-
-def _entering(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    return arguments[0] if arguments else options["hidden_states"]
-
-
-def _behind(arguments: tuple[Any, ...], output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output
-    last = getattr(output, "last_hidden_state", None)
-    return output[0] if last is None else last
 
 
 @contextmanager

@@ -166,7 +166,7 @@ class Member:
             hidden = self._read_rest(tokens, counts, layers)
         self.lengths = counts
         self.ready = True
-        return self.level.padded_states(hidden, layers, tokens) if layers else None
+        return self.level.states.padded(hidden, layers, tokens) if layers else None
 
     def admit(self, lengths: Sequence[int], rows: Sequence[int] | None) -> None:
         """Set the lengths of rows that have joined the cache; call the owner first."""

@@ -30,22 +30,6 @@ _FILES = dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".json"), _BESIDE
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 _CONFIGS = ("config.json", "adapter_config.json")
 _POINTER = b"version https://git-lfs"
-W4 = "w4"  # word of a 4-bit copy, of the target or of a model after a colon
-
-
-def is_copy(location: object) -> bool:
-    """Return whether a chain's element is the quantised copy of a named model, as ``w4:DIR``."""
-    return isinstance(location, str) and location.startswith(f"{W4}:")
-
-
-def original(location: str | Path) -> str | Path:
-    """Return the location of the copied model, which has the tokenizer, without ``w4:``."""
-    return location.removeprefix(f"{W4}:") if isinstance(location, str) else location
-
-
-def copy_prefix(location: object) -> str:
-    """Return ``w4:`` if `location` names a copy, else an empty string."""
-    return f"{W4}:" if is_copy(location) else ""
 
 
 @dataclass(frozen=True)

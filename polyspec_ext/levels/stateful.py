@@ -347,7 +347,7 @@ class StatefulLevel(ModelLevel):
             continues=True,
             saves_rows=True,
             checked=True,
-            hidden_states=bool(self._states),
+            hidden_states=self.num_layers > 0,
             sharded=is_sharded(self.model),
             id_map=self.id_map,
             hidden_size=self.hidden_size,
@@ -384,7 +384,7 @@ class StatefulLevel(ModelLevel):
             options["logits_to_keep"] = max(keep, 1)
         options[self._cache_name] = row.past
         row.begin_pass()
-        with self._states.taken(layers) as hidden, recorded() as calls:
+        with self.states.taken(layers) as hidden, recorded() as calls:
             logits: Tensor = self._runs(input_ids=tokens, **options).logits
         records = self.advances and 1 < tokens.shape[1] <= _RECORDED
         row.end_pass(tokens.shape[1], calls if records else None)
@@ -430,7 +430,7 @@ class StatefulLevel(ModelLevel):
         self._rows = [self._row() for _ in prompts.tokens]
         counts = prompts.counts or [prompts.tokens.shape[1]] * len(self._rows)
         layers = prompts.hidden_layers
-        self._states.require(layers, self.name)
+        self.states.require(layers, self.name)
         hidden = self._blocks(prompts.tokens, counts, counts, 0, layers).hidden
         for row in self._rows:
             row.pin()
@@ -442,7 +442,7 @@ class StatefulLevel(ModelLevel):
         if block.parents is not None:
             raise ValueError(f"{self.name}: expected no tree, given one: {self.no_trees}")
         if block.hidden_layers:
-            self._states.require(block.hidden_layers, self.name)
+            self.states.require(block.hidden_layers, self.name)
         batch, width = tokens.shape
         counts = [width] * batch if block.counts is None else list(block.counts)
         first = [width - keep] * batch if block.first is None else list(block.first)
@@ -509,7 +509,7 @@ class StatefulLevel(ModelLevel):
     ) -> Hidden | None:
         if not tokens.shape[1]:
             return None
-        self._states.require(layers, self.name)
+        self.states.require(layers, self.name)
         _, hidden = self._append(sequence, tokens, 0, layers)
         return hidden or None
 

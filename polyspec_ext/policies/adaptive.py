@@ -18,7 +18,7 @@ from .. import arguments
 from .._C import PolicyKind, PolicyOptions
 from .._C import WindowPolicy as _Native
 from ..stats import Stats, StatsRecorder
-from .base import NAMES, RoundReport, StepReport, WindowPolicy
+from . import NAMES, RoundReport, StepReport, WindowPolicy
 
 _FORGETTING = 0.98  # weight of a round relative to the next
 # Weight of the bound's bonus, as a share of the throughput: the tokens of a round deviate from

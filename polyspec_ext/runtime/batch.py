@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from .. import arguments, rooms
-from ..policies.base import RoundReport, StepReport, WindowPolicy
+from ..policies import RoundReport, StepReport, WindowPolicy
 from ..sampling import LogitsProcessors, RequestProcessors
 from ..stats import LevelStats, Stats, StatsRecorder
 from .engine import Committed, Engine, Observer
