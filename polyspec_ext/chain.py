@@ -555,15 +555,14 @@ class Chain:
         if cache_prompt:
             self._prefixes = self._prefixes or rooms.Prefixes(_KEPT, _STATES)
             self._prefixes.capacity = _KEPT + sum(len(request.tokens) for request in requests)
-        return Batch(
-            self.engine,
-            self.owner,
-            [Row(number, request, self.names) for number, request in enumerate(requests)],
-            policy=self.policy,
-            processors=processors,
-            observe=observe,
-            prefixes=self._prefixes if cache_prompt else None,
-        )
+        rows = [Row(number, request, self.names) for number, request in enumerate(requests)]
+        options: dict[str, Any] = {"policy": self.policy, "processors": processors}
+        options["observe"] = observe
+        if cache_prompt:
+            return rooms.OpenBatch(
+                self.engine, self.owner, rows, prefixes=self._prefixes, **options
+            )
+        return Batch(self.engine, self.owner, rows, **options)
 
     def generate(
         self,

@@ -80,10 +80,8 @@ if TYPE_CHECKING:
     from .runtime.graphs import few_sizes as few_sizes
     from .runtime.graphs import needs_host as needs_host
     from .runtime.graphs import queued_report as queued_report
-    from .runtime.prefixes import Copies as Copies
+    from .runtime.joining import OpenBatch as OpenBatch
     from .runtime.prefixes import Prefixes as Prefixes
-    from .runtime.prefixes import Reading as Reading
-    from .runtime.prefixes import Readings as Readings
     from .runtime.trees import PendingTree as PendingTree
     from .runtime.trees import TreePass as TreePass
     from .runtime.trees import append_tree as append_tree
@@ -125,7 +123,8 @@ NAMES = {
     "quantization": ("early_exit", "stored_w4", "trim"),
     "rules": ("LogitsRules", "with_penalty"),
     "runtime.forced": ("draft_behind", "forced", "process", "processed"),
-    "runtime.prefixes": ("Copies", "Prefixes", "Reading", "Readings"),
+    "runtime.joining": ("OpenBatch",),
+    "runtime.prefixes": ("Prefixes",),
     "runtime.graphs": (
         "CudaRecorder", "Graphs", "MemoryKey", "Passes", "PlannedStep", "Queue", "few_sizes",
         "needs_host", "queued_report",

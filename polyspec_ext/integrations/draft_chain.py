@@ -22,8 +22,7 @@ from ..inputs import Parameters, Request
 from ..levels.base import require_same_vocabulary
 from ..policies import RoundReport, StepReport, WindowPolicy
 from ..policies.adaptive import named
-from ..runtime.batch import Batch
-from ..runtime.prefixes import Reading
+from ..runtime.joining import OpenBatch, Reading
 from ..runtime.rows import Row
 from ..stats import Stats
 from ..tensors import common_prefix
@@ -129,7 +128,7 @@ class DraftChain:
         self.max_tokens = min(limits, default=None)
         self._texts: dict[Hashable, _Text] = {}
         self._running: dict[int, _Text] = {}  # by row number
-        self._batch = Batch(
+        self._batch = OpenBatch(
             chain.engine,
             chain.owner,
             [],

@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.library import register_fake
 
 from .. import progress
 from ..arguments import shown
-from ..ops import blocks, decoder
-from ..ops.decoder import Matrix
+from ..ops import decoder
+from ..ops.decoder import LABEL_BYTES, Matrix
 from .models import GGUF_MAGIC
 from .products import QuantizedLinear, huge_pages, is_plain, replaced
 
@@ -478,6 +479,67 @@ def _special(about: dict[str, Any], name: str, count: int) -> int | None:
     return number if type(number) is int and 0 <= number < count else None
 
 
+# ---- products with blocks ------------------------------------------------------------------------
+
+# Operators on the CPU (polyspec/blocks.hpp). A wrong shape, dtype or type is a RuntimeError that
+# names it. Types have the numbers of GGUF files, as in ``gguf.GGMLQuantizationType``.
+
+BLOCK_INPUTS = {2: 32, 3: 32, 6: 32, 7: 32, 8: 32, 12: 256, 13: 256, 14: 256}
+"""Inputs of a block, by type: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K."""
+
+# Bytes of a packed block of 16 outputs, by type.
+_PACKED_BYTES = {2: 320, 3: 320, 6: 448, 7: 448, 8: 576, 12: 2368, 13: 3392, 14: 3392}
+
+pack_blocks: Callable[[Tensor, Tensor, int, int, int, int], None]
+pack_blocks = torch.ops.polyspec.block_pack.default
+"""Pack rows of a matrix as `block_product` reads it; no weight changes.
+
+Args:
+    packed: [packed_bytes] uint8, written; the layout is that of polyspec/blocks.hpp.
+    blocks: [rows, bytes of a row] uint8, contiguous, as they are in the file. A multiple of 16
+        rows, or the last rows.
+    first: output of the first row, a multiple of 16.
+    outputs, inputs: of the matrix; whole blocks of inputs.
+    type: of `BLOCK_INPUTS`.
+"""
+
+block_rows: Callable[[Tensor, Tensor, int, int, int], Tensor]
+block_rows = torch.ops.polyspec.block_rows.default
+"""Return weights of some outputs, [N, inputs] float32, as they are dequantised from the file.
+
+Args:
+    packed: of `pack_blocks`, for weights [outputs, inputs] of this type.
+    rows: [N] int64, contiguous, 0 to outputs - 1.
+"""
+
+block_product: Callable[[Tensor, Tensor, int, int], Tensor]
+block_product = torch.ops.polyspec.block_product.default
+"""Return ``x W^T``, [M, outputs] in the dtype of `x`.
+
+Weights are read once for up to 16 tokens. Activations are rounded to 8 bits, by token and group of
+32 inputs (Q6_K: 16); polyspec/blocks.hpp has the bound. Row m is the same, bit for bit, whatever M,
+the processor and the number of threads are; where x[m] is not finite it is NaN.
+
+Args:
+    x: [M, K] float32, bfloat16 or float16, unit stride along K.
+    packed: of `pack_blocks`, for weights [outputs, K] of this type.
+    outputs, type: of these weights.
+"""
+
+
+def packed_bytes(outputs: int, inputs: int, type: int) -> int:
+    """Return the size of a packed matrix."""
+    return -(-outputs // 16) * (inputs // BLOCK_INPUTS[type]) * _PACKED_BYTES[type] + LABEL_BYTES
+
+
+def _rows_alike(packed: Tensor, rows: Tensor, outputs: int, inputs: int, type: int) -> Tensor:
+    return packed.new_empty(rows.shape[0], inputs, dtype=torch.float32)
+
+
+register_fake("polyspec::block_pack", lambda *_: None)
+register_fake("polyspec::block_rows", _rows_alike)
+register_fake("polyspec::block_product", lambda x, _, outputs, *__: x.new_empty(len(x), outputs))
+
 # ---- models --------------------------------------------------------------------------------------
 
 _FACTORS = "rope_freqs.weight"  # divisors of rotary frequencies, in files of Llama 3.1 and later
@@ -501,7 +563,7 @@ class BlockLinear(QuantizedLinear):
 
     def product(self, x: Tensor) -> Tensor:
         products = [
-            blocks.product(x, getattr(self, f"packed{i}"), outputs, kind)
+            block_product(x, getattr(self, f"packed{i}"), outputs, kind)
             for i, (outputs, kind) in enumerate(self._forms)
         ]
         return products[0] if len(products) == 1 else torch.cat(products, 1)
@@ -533,21 +595,21 @@ class BlockEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         form = self.num_embeddings, self.embedding_dim, self._kind
-        rows = blocks.rows(self.packed, ids.long().flatten().contiguous(), *form)
+        rows = block_rows(self.packed, ids.long().flatten().contiguous(), *form)
         return rows.view(*ids.shape, self.embedding_dim).to(self.scale.dtype) * self.scale
 
 
 def _packed(read: Iterable[Tensor], outputs: int, inputs: int, kind: int) -> Matrix:
-    packed, first = huge_pages(blocks.packed_bytes(outputs, inputs, kind)), 0
+    packed, first = huge_pages(packed_bytes(outputs, inputs, kind)), 0
     for rows in read:
-        blocks.pack(packed, rows, first, outputs, inputs, kind)
+        pack_blocks(packed, rows, first, outputs, inputs, kind)
         first += len(rows)
     return Matrix(decoder.BLOCKS, outputs, inputs, packed, kind)
 
 
 def has_blocks(file: GgufFile) -> bool:
-    """Return whether any tensor has a type of `ops.blocks.BLOCK_INPUTS`."""
-    return any(tensor.type in blocks.BLOCK_INPUTS for tensor in file.tensors.values())
+    """Return whether any tensor has a type of `BLOCK_INPUTS`."""
+    return any(tensor.type in BLOCK_INPUTS for tensor in file.tensors.values())
 
 
 def gguf_model(file: GgufFile, dtype: torch.dtype, as_blocks: bool = True) -> Any:
@@ -556,7 +618,7 @@ def gguf_model(file: GgufFile, dtype: torch.dtype, as_blocks: bool = True) -> An
     Args:
         dtype: of activations and dequantised weights.
         as_blocks: read embeddings from their blocks, and multiply with the blocks of linear layers
-            and the head, if their type is in `ops.blocks.BLOCK_INPUTS`; dequantise norms and other
+            and the head, if their type is in `BLOCK_INPUTS`; dequantise norms and other
             types. False: dequantise all weights.
     """
     from transformers import AutoModelForCausalLM
@@ -698,7 +760,7 @@ def _with_blocks(skeleton: Any, named: _Named) -> Any:
         id(module): name
         for name, module in skeleton.named_modules()
         if is_plain(module) or module is embeds
-        if named.kind(f"{name}.weight") in blocks.BLOCK_INPUTS
+        if named.kind(f"{name}.weight") in BLOCK_INPUTS
     }
 
     def make(siblings: Sequence[Any]) -> nn.Module:

@@ -240,7 +240,7 @@ class Matrix(NamedTuple):
 
     Attributes:
         layout: DENSE, INT4 or BLOCKS: packed by `dense_pack`, by `int4_pack` (scales in bfloat16)
-            or by `ops.blocks`.
+            or by `levels.gguf.pack_blocks`.
         outputs, inputs: dimensions of the matrix.
         packed: the packed weights.
         kind: the group of INT4, the type of BLOCKS.

@@ -10,7 +10,7 @@ import operator
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -148,20 +148,17 @@ class Batch:
     Args:
         engine: the chain's engine.
         owner: owner of the caches.
-        rows: requests that begin together; others may `join`.
+        rows: requests that begin together.
         policy: chooses the windows before each round of the target. None: constant windows.
         processors: change logits before they become a distribution, on every level alike
             (contract C1), after the processors of each row.
         observe: called with a row's number and the target's processed logits ``[e, V]``, of which
             its e committed tokens were drawn.
-        prefixes: saved prefixes, which texts begin with and are added to.
-        isolates: whether an error in a round ends only the request at fault (`Row.error`); else
-            the error is raised, and ends the batch.
-        traces: whether to record the level that proposed each token (`Row.origins`).
+        stats: of the whole batch; None: new statistics.
         reports: whether to keep the steps of each row for `steps`.
 
     Attributes:
-        rows: requests in their initial order, then joined requests.
+        rows: requests in their order.
         stats: the whole batch: counts added up, times and forward passes counted once.
     """
 
@@ -174,24 +171,17 @@ class Batch:
         policy: WindowPolicy | None = None,
         processors: LogitsProcessors | None = None,
         observe: Observer | None = None,
-        prefixes: rooms.Prefixes | None = None,
-        isolates: bool = False,
-        traces: bool = False,
+        stats: Stats | None = None,
         reports: bool = False,
     ) -> None:
         self._engine, self._owner, self.rows = engine, owner, list(rows)
         self._policy = policy if engine.config.levels > 1 else None  # a target has no window
-        self._isolates, self._prefixes = isolates, prefixes
-        # Whether rows decode plainly, as policies begin.
-        self._plain = self._policy is not None
-        if len(rows) == 1 and not isolates:
+        self._round: Callable[[], Committed] = engine.round
+        if len(rows) == 1 and stats is None:
             self.stats = rows[0].stats
         else:
-            self.stats = Stats([LevelStats(name) for name in engine.config.names])
-            self.stats.num_requests = 0
-            if isolates:  # requests join without end
-                for level in self.stats.levels:
-                    level.emitted_per_verification = None
+            levels = [LevelStats(name) for name in engine.config.names]
+            self.stats = stats or Stats(levels, num_requests=0)
             self._count(rows)
         self._reports: rooms.RoundRecorder | None = None
         if self._policy is not None or reports:
@@ -203,15 +193,18 @@ class Batch:
         for row in rows:
             self._processors.add(row.number, row.request.processors)
         with torch.inference_mode(), owner.work():
-            if isinstance(before := owner.latest, Batch):  # abandoned before its end
-                before._keep(before.rows)
+            if isinstance(before := owner.latest, Batch):
+                before.abandon()
             owner.begin(self)
             owner.forget()
-            engine.recovers, engine.traces = isolates, traces
-            engine.begin(self.rows, self._recorder, self._processors, observe)
-            if prefixes is not None:
-                self._note_models(self.rows)
-                self._begin_behind()
+            self._begin(observe)
+
+    def _begin(self, observe: Observer | None) -> None:
+        self._engine.traces = False
+        self._engine.begin(self.rows, self._recorder, self._processors, observe)
+
+    def abandon(self) -> None:
+        """Leave the caches to another batch."""
 
     def _count(self, rows: Sequence[Row]) -> None:
         self.stats.num_requests += len(rows)
@@ -222,96 +215,9 @@ class Batch:
         """Return the seed of each row."""
         return [row.request.seed for row in self.rows]
 
-    @property
-    def _readings(self) -> rooms.Readings:
-        return self._engine.caches.readings
-
-    @property
-    def admits(self) -> bool:
-        """Return whether texts can be read outside the batch (`Readings.admits`)."""
-        return self._readings.admits
-
-    # ---- requests that join and leave ------------------------------------------------------------
-
-    def open(self, row: Row) -> rooms.Reading:
-        """Return the reading of the text of a request that will `join`, which begins with the saved
-        copies of its prefix."""
-        with torch.inference_mode(), self._owner.work(self):
-            self._note_models([row])
-            return self._open(row, self._readings.find(self._prefixes, row))
-
-    def _note_models(self, rows: Sequence[Row]) -> None:
-        if self._prefixes is not None:
-            self._readings.note_models(self._prefixes, rows)
-
-    def _open(self, row: Row, copies: Mapping[int, rooms.Copies]) -> rooms.Reading:
-        reading = self._readings.open(row, copies, self._plain)
-        for stats in {id(counts): counts for counts in (row.stats, self.stats)}.values():
-            stats.num_cached_tokens += reading.begin
-        return reading
-
-    def _begin_behind(self) -> None:
-        """Start the rows from the saved copies of their prefixes, if any."""
-        caches = self._readings
-        levels = caches.can_begin()
-        saved = [caches.find(self._prefixes, row) for row in self.rows]
-        if not any(level in copies for copies in saved for level in levels):
-            return
-        readings = [self._open(*pair) for pair in zip(self.rows, saved, strict=True)]
-        caches.extend_all(readings, self._recorder)
-        self._engine.fill(readings)
-
-    def read(self, reading: rooms.Reading, most: int) -> None:
-        """Read at most `most` tokens of a text with every level (`Readings.extend`)."""
-        with torch.inference_mode(), self._owner.work(self):
-            self._readings.extend(reading, most, self._recorder)
-
-    def read_all(self, readings: Sequence[rooms.Reading]) -> None:
-        """Read the rest of several texts with every level (`Readings.extend_all`)."""
-        with torch.inference_mode(), self._owner.work(self):
-            self._readings.extend_all(readings, self._recorder)
-
-    def join(self, rows: Sequence[Row], readings: Sequence[rooms.Reading] = ()) -> None:
-        """Add requests to the batch, with the readings of their texts; without readings all texts
-        are read again (`Engine.join`)."""
-        with torch.inference_mode(), self._owner.work(self):
-            self._note_models(rows)
-            self._engine.join(rows, readings)
-        for row in rows:
-            self._processors.add(row.number, row.request.processors)
-        self.rows += rows
-        self._count(rows)
-
-    def leave(self, row: Row) -> None:
-        """Remove a row that has ended from `rows`."""
-        self.rows = [other for other in self.rows if other is not row]
-        self._processors.remove(row.number)
-        self.steps(row)
-
-    def pause(self, rows: Sequence[Row]) -> None:
-        """Exclude the rows `rows`, and no others, from the next rounds."""
-        with torch.inference_mode(), self._owner.work(self):
-            self._engine.pause(rows)
-
-    def rewind(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> None:
-        """Replace the texts of rows between two rounds (`Engine.rewind`)."""
-        with torch.inference_mode(), self._owner.work(self):
-            self._engine.rewind(rows, texts)
-
-    def set_windows(self, row: Row, windows: Sequence[int]) -> None:
-        """Set the windows of a row from the next round on."""
-        with torch.inference_mode(), self._owner.work(self):
-            self._engine.set_windows(row, windows)
-
     def steps(self, row: Row) -> Sequence[StepReport]:
         """Return and clear the steps of a row since the last call (with `reports`)."""
         return () if self._reports is None else self._reports.take(row.stats)
-
-    def _keep(self, rows: Sequence[Row], begin: bool = False) -> None:
-        if self._prefixes is not None and rows and self._owner.latest is self:
-            slots, cached = self._engine.slots, self._engine.cached
-            here = [row for row in rows if any(row is other for other in slots)]
-            self._readings.keep(self._prefixes, here, cached, begin)
 
     # ---- rounds ----------------------------------------------------------------------------------
 
@@ -341,10 +247,7 @@ class Batch:
             if not all(map(_ENDED, self.rows)):
                 if self._policy is not None:
                     self._choose_windows(self._policy)
-                committed = self._round_apart() if self._isolates else self._engine.round()
-                if self._prefixes is not None:  # after a text's first and last round
-                    self._keep([row for row in self.rows if not row.kept and not row.ended], True)
-                    self._keep([row for row in self.rows if row.ended])
+                committed = self._round()
             seconds = time.perf_counter() - began - (recorder.prefill_seconds - prefilled)
             recorder.decoded(seconds)
         except BaseException:
@@ -352,40 +255,10 @@ class Batch:
             raise
         return committed
 
-    def _round_apart(self) -> Committed:
-        """Run a round; if it fails, run it again row by row, so that only the request at fault
-        ends. Draws are keyed, so that the tokens of the other rows do not change."""
-        engine = self._engine
-        try:
-            return engine.round()
-        except Exception as error:
-            failure = error
-        rows = [row for row in engine.slots if row.active]
-        paused = [row for row in engine.slots if row.paused]
-        engine.begin_again()
-        if len(rows) == 1:
-            self._fail(rows[0], failure)
-            return []
-        committed: Committed = []
-        for row in rows:
-            engine.pause([*paused, *(other for other in rows if other is not row)])
-            try:
-                committed += engine.round()
-            except Exception as error:
-                self._fail(row, error)
-                engine.begin_again()
-        engine.pause(paused)
-        return committed
-
-    def _fail(self, row: Row, error: Exception) -> None:
-        row.error = error
-        self.end(row)
-
     def end(self, row: Row, excess: int = 0) -> None:
         """End a row, and drop its pending tokens; do not count its last `excess` tokens."""
         if not row.ended:
             with torch.inference_mode():
-                self._keep([row])
                 row.ended = True
                 self._engine.end(row)
         for stats in {id(counts): counts for counts in (row.stats, self.stats)}.values():
@@ -393,7 +266,6 @@ class Batch:
 
     def _choose_windows(self, policy: WindowPolicy) -> None:
         rows = [row for row in self._engine.slots if row.active]
-        self._plain = False
         for row in rows:
             now = self._engine.windows(row)
             new, row.num_reported = len(row.tokens) - row.num_reported, len(row.tokens)
@@ -404,4 +276,3 @@ class Batch:
                 name = f"policy ({type(policy).__name__})"
                 windows = arguments.sizes(name, windows, len(now), len(now) + 1)
                 self._engine.set_windows(row, windows)
-            self._plain = self._plain or windows[0] == 0

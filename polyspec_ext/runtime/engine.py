@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -105,7 +105,8 @@ class Engine:
     Attributes:
         parts: levels and drafter, target first.
         slots: the requests in the caches.
-        recovers: whether to save the state for `begin_again` before each round.
+        rows: their state.
+        sync_each_step: as above, resolved.
         traces: whether to record the origins of committed tokens (`Row.origins`).
 
     Raises:
@@ -144,10 +145,10 @@ class Engine:
                 expected = f"sync_each_step: expected True or None, since {reason}"
                 raise ValueError(f"{expected}, given False")
             synced = reason is not None
-        self._sync_each_step = synced
+        self.sync_each_step = synced
         self._planner = RoundPlanner(config, self.parts, can, graphs is not None)
         self.caches = Caches(config, self.parts, self._layers)
-        self.recovers = self.traces = False
+        self.traces = False
         self._passes: rooms.Passes | None = None  # captured passes of steps that the host reads
         if graphs is not None and any(member.capabilities.keeps_lengths for member in self.parts):
             self._passes = rooms.Passes(graphs, usual.max_pending)
@@ -168,12 +169,13 @@ class Engine:
         self.caches.begin()
         self._at_work = None
         self._recorder, self._processors, self._observe = recorder, processors, observe
-        self._rows = self._empty_rows(len(slots))
+        self.rows = self.empty_rows(len(slots))
         for row in slots:
-            self._begin_windows(row)
-        self._follow(slots)
+            self.begin_windows(row)
+        self.follow(slots)
 
-    def _empty_rows(self, batch: int) -> Rows:
+    def empty_rows(self, batch: int) -> Rows:
+        """Return rows of `batch` requests without cached tokens."""
         return Rows(StateRows(self._count, batch), hidden=self._no_states(batch))
 
     def _no_states(self, batch: int) -> rooms.HiddenWindow | None:
@@ -181,109 +183,32 @@ class Engine:
             return None
         return rooms.HiddenWindow(batch, torch.device("cpu"))
 
-    def fill(self, readings: Sequence[rooms.Reading]) -> None:
-        """Start the rows of a new batch from readings of their texts."""
-        self.caches.readings.join(readings, self.slots, self._rows)
-
-    def _follow(self, slots: Sequence[Row]) -> None:
+    def follow(self, slots: Sequence[Row]) -> None:
+        """Continue with the requests `slots`."""
         self.slots, self._rounds_left = list(slots), 0
         self._recorder.follow([row.stats for row in slots])
 
-    def join(self, new: Sequence[Row], readings: Sequence[rooms.Reading] = ()) -> None:
-        """Add requests after the rows of the batch; where steps are captured, into the slots of
-        complete rows, so that the graphs stay valid. With `readings`, every level has already read
-        the new texts but for the last token; without, all levels read all texts again. After an
-        error the batch continues without the requests."""
-        self._drop_complete()
-        slots = list(self.slots) if self._captures or not all(map(_ENDED, self.slots)) else []
-        free = [row.slot for row in slots if row.ended] if self._captures else []
-        joined = [*free[: len(new)], *range(len(slots), len(slots) + len(new) - len(free))]
-        for slot, row in zip(joined, new, strict=True):
-            row.slot = slot
-            slots[slot : slot + 1] = [row]
-        if len(slots) > len(new):
-            gone = set(joined)
-            keep = [None if slot in gone else slot for slot in range(len(slots))]
-            rows = self._rows.select(keep)
-        else:
-            rows = self._empty_rows(len(new))
-            self.caches.begin()
-        together = bool(readings) and (len(slots) == len(new) or self.caches.readings.can_join)
-        try:
-            if together:
-                self.caches.readings.join(readings, slots, rows)
-        except BaseException:
-            self._begin_caches()  # some caches have the new rows
-            raise
-        self._rows = rows
-        if not together:
-            self._begin_caches()
-        for row in new:
-            self._begin_windows(row)
-        self._follow(slots)
-
-    def _begin_windows(self, row: Row) -> None:
+    def begin_windows(self, row: Row) -> None:
+        """Set the windows of a new request."""
         sizes, rounds = self.config.windows, self.config.rounds
-        self._rows.state.set_windows(row.slot, (*sizes, *rounds))
+        self.rows.state.set_windows(row.slot, (*sizes, *rounds))
         if row.request.window_bound is not None:
             self.set_windows(row, sizes)
 
-    def _begin_caches(self) -> None:
+    def begin_caches(self) -> None:
+        """Have all levels read the texts again."""
         self.caches.begin()
         self._rounds_left, self._at_work = 0, None
-        self._rows.hidden = self._no_states(self._rows.state.batch)
+        self.rows.hidden = self._no_states(self.rows.state.batch)
 
-    def begin_again(self) -> None:
-        """Restore the state before a failed round (`recovers`), to run it again with the same
-        draws. All levels read the texts again."""
-        slots, counts = self._before  # rows may have left since
-        indices = {id(row): index for index, row in enumerate(slots)}
-        self._rows = self._rows.select(range(len(self.slots)))
-        self._rows.state.begin_again(counts[[indices[id(row)] for row in self.slots]])
-        self._begin_caches()
-
-    def pause(self, paused: Collection[Row]) -> None:
-        """Exclude the rows `paused`, and no others, from the next rounds."""
-        for row in self.slots:
-            row.paused = any(row is other for other in paused)
-        self._rows = self._rows.select(range(len(self.slots)))
+    def restate(self) -> None:
+        """Continue with copies of the state rows, of which the next round is planned anew."""
+        self.rows = self.rows.select(range(len(self.slots)))
         self._rounds_left = 0
-
-    def rewind(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> None:
-        """Replace the texts of rows between two rounds; caches keep the common prefix of the old
-        and the new text. New tokens are counted from the new text on. Round counts continue, so
-        that no draw repeats. Refuses drafters of hidden states, empty texts and ended rows.
-        """
-        readings = self.caches.readings
-        lengths = readings.common(rows, texts)
-        self._rows = self._rows.select(range(len(self.slots)))
-        self._rounds_left = 0
-        try:
-            # A step that the host reads also reads the token after accepted drafts.
-            readings.cut(lengths, self.slots, self._rows.state, int(self._sync_each_step))
-        except BaseException:
-            self._begin_caches()  # some caches are cut
-            raise
-        # After the cuts: after an interrupt no cache has tokens that a text lacks.
-        for row, text in zip(rows, texts, strict=True):
-            row.num_reported += len(text) - row.committed  # unreported tokens stay unreported
-            row.tokens = list(text)
-            row.logprobs.clear()
-            row.origins.clear()
 
     def windows(self, row: Row) -> Sequence[int]:
         """Return the windows of one row."""
-        return self._rows.state.windows[row.slot][: self._count - 1]
-
-    def cached(self, row: Row) -> list[int]:
-        """Return the cached length of a row at each level, at most its committed tokens; for a
-        drafter that reads hidden states only tokens that it will not read again."""
-        state, numbers, hidden = self._rows.state, range(1, len(self.parts) + 1), self._rows.hidden
-        lengths = [min(state.cached(number)[row.slot], row.committed) for number in numbers]
-        if hidden is not None:
-            read = int(hidden.begin[row.slot])  # states
-            lengths[-1] = min(lengths[-1], read + 1 if read else 0)
-        return lengths
+        return self.rows.state.windows[row.slot][: self._count - 1]
 
     def set_windows(self, row: Row, windows: Sequence[int]) -> None:
         """Set the windows of one row from the next round on; bounded rounds follow them."""
@@ -293,14 +218,14 @@ class Engine:
         if sizes != self.config.windows:
             fitting = [*default_rounds(sizes), 0]
             rounds = tuple(bound and new for bound, new in zip(rounds, fitting, strict=True))
-        if (*sizes, *rounds) != self._rows.state.windows[slot]:
-            self._rows.state.set_windows(slot, (*sizes, *rounds))
+        if (*sizes, *rounds) != self.rows.state.windows[slot]:
+            self.rows.state.set_windows(slot, (*sizes, *rounds))
             self._rounds_left = 0
 
     def end(self, row: Row) -> None:
         """End a row of this batch, which then idles in later steps; ignore other rows."""
         if any(other is row for other in self.slots):
-            self._rows.state.end(row.slot)
+            self.rows.state.end(row.slot)
             self._rounds_left = 0
 
     # ---- a round ---------------------------------------------------------------------------------
@@ -308,8 +233,6 @@ class Engine:
     def round(self) -> Committed:
         """Run one round of the target; return the tokens that it commits, by request."""
         try:
-            if self.recovers:
-                self._before = self.slots, self._rows.state.round_counts
             if not self._rounds_left:
                 self._prepare_rounds()
             self._rounds_left -= 1
@@ -327,10 +250,10 @@ class Engine:
 
     def _prepare_rounds(self) -> None:
         """Plan the next rounds, prefill caches, and grow caches and rows for them."""
-        self._drop_complete()
+        self.drop_complete()
         self._applied = self._processors or None  # None if no processors apply
         active = [row for row in self.slots if row.active]
-        planner, rows = self._planner, self._rows
+        planner, rows = self._planner, self.rows
         plan = planner.plan(rows.state, active)
         nodes = planner.tree_size(plan).nodes
         self.caches.prepare(plan, nodes, self.slots, active, rows, self._recorder)
@@ -339,7 +262,7 @@ class Engine:
         forced = not on_host and not self._queue.serves(plan, rows, active)
         rows = planner.rows(plan, on_host or forced, self.slots, rows)
         rows.pending.max_pending = plan.max_pending
-        self._plan, self._rows, self._clock = plan, rows, Clock.of(rows.state.device)
+        self._plan, self.rows, self._clock = plan, rows, Clock.of(rows.state.device)
         self._rounds_left = 1 if forced else planner.lasting(plan, rows, self.slots, active)
 
     @cached_property
@@ -350,34 +273,35 @@ class Engine:
 
     @property
     def _on_host(self) -> bool:
-        return self._sync_each_step or bool(self._processors)
+        return self.sync_each_step or bool(self._processors)
 
     @property
-    def _captures(self) -> bool:
+    def captures(self) -> bool:
+        """Whether steps are captured: complete rows then keep their slots."""
         return self.graphs is not None and not (self._on_host and self._passes is None)
 
-    def _drop_complete(self) -> None:
+    def drop_complete(self) -> None:
         """Drop complete rows from the caches; the last rows move to their slots. Captured steps
         keep complete rows, so that the graphs of the batch stay valid to its end."""
         staying = [row for row in self.slots if not row.ended]
-        if len(staying) == len(self.slots) or not staying or self._captures:
+        if len(staying) == len(self.slots) or not staying or self.captures:
             return
         count = len(staying)
         last = [row for row in staying if row.slot >= count]
         staying = [row if not row.ended else last.pop() for row in self.slots[:count]]
         keep = [row.slot for row in staying]
         self.caches.select(keep, staying)
-        self._rows = self._rows.select(keep)
+        self.rows = self.rows.select(keep)
         for slot, row in enumerate(staying):
             row.slot = slot
-        self._follow(staying)
+        self.follow(staying)
 
     def _run_steps(
         self,
     ) -> tuple[Sequence[Step | rooms.PlannedStep], Sequence[Any], Record, torch.Tensor]:
         """Run the steps of a round. Returns the steps, ticks before the first and after each of
         them, the round's record on the host, and the target's logits in text order."""
-        rows, state, tick = self._rows, self._rows.state, self._clock.tick
+        rows, state, tick = self.rows, self.rows.state, self._clock.tick
         self._drafts: list[tuple[int, list[int] | None]] = []  # (passes, tree nodes) by draft
         if not rows.on_host:
             return self._run_queued(tick)
@@ -400,7 +324,7 @@ class Engine:
     def _run_queued(
         self, tick: Callable[[], Any]
     ) -> tuple[Sequence[rooms.PlannedStep], Sequence[Any], Record, torch.Tensor]:
-        plan, rows, queue = self._plan, self._rows, self._queue
+        plan, rows, queue = self._plan, self.rows, self._queue
         nodes = self._planner.tree_size(plan)
         steps, ticks, table, logits = queue.run(
             plan,
@@ -435,7 +359,7 @@ class Engine:
 
     def _draft(self, step: Step) -> Outputs:
         """Draft tokens or trees with the drafter, and enter them in the rows."""
-        drafter, rows, plan = self._drafter, self._rows, step.plan
+        drafter, rows, plan = self._drafter, self.rows, step.plan
         assert drafter is not None
         before = drafter.num_forward_passes
         self._at_work = self._count, step
@@ -476,7 +400,7 @@ class Engine:
         forced: bool,
     ) -> DraftInput:
         """Return the input of a draft, in captured passes if they serve the drafter."""
-        rows, host, passes, sent, level = self._rows, step.host, None, step, self._count
+        rows, host, passes, sent, level = self.rows, step.host, None, step, self._count
         follows = self._passes is not None and host is not None and not forced
         if self._passes is not None and follows and self._passes.serves(drafter):
             passes, sent = self._passes, self._sent(step, drafter.device)
@@ -504,7 +428,7 @@ class Engine:
         )
 
     def _append_rows(self, step: Step, block: DraftBlock, report: Report) -> None:
-        pending, id_map = self._rows.pending, self.config.id_maps[-1]
+        pending, id_map = self.rows.pending, self.config.id_maps[-1]
         pending.tables[self._count - 1] = block.rows
         if step.tail:
             of_tail = step.plan.of_tail
@@ -512,7 +436,7 @@ class Engine:
 
     def _sent(self, step: Step, device: torch.device) -> Step:
         assert self._passes is not None
-        plan, cached = self._plan, self._rows.state.cached(step.level)
+        plan, cached = self._plan, self.rows.state.cached(step.level)
         limit = max(row.committed for row in self.slots) + plan.ahead
         return self._passes.begin(step, device, cached, limit, plan.lag(step.level))
 
@@ -527,7 +451,7 @@ class Engine:
         """Verify the pending tokens or trees of a level, append its emitted tokens for the level
         above, and cut the caches. Returns the emitted tokens, their log-probabilities, and the
         level's logits in text order."""
-        rows, number = self._rows, step.level
+        rows, number = self.rows, step.level
         self._at_work = number, step
         tree = rows.pending.tree if number == self._count - 1 and step.most else None
         read = self._read(step, tree)
@@ -577,7 +501,7 @@ class Engine:
         ids = sent.input_ids
         if tree is not None:
             nodes = tree.read_after(step.input_ids, step.plan.counts, step.plan.lengths, sent.lag)
-            ids, on_host = self._ids(nodes.tokens, number), self._rows.on_host
+            ids, on_host = self._ids(nodes.tokens, number), self.rows.on_host
             block = nodes.block(ids, level.device, layers, step.most, on_host)
         else:
             counts = first = None
@@ -640,7 +564,7 @@ class Engine:
     ) -> None:
         """Enter a verification in the state rows, append its rows for the level above, and cut the
         caches from the step's level downwards; for a tree keep the path, by level."""
-        rows, number, pending = self._rows, step.level, self._rows.pending
+        rows, number, pending = self.rows, step.level, self.rows.pending
         report = rows.state.report(step, emitted.tokens, emitted.num_accepted, emitted.status)
         if report.status & ERROR_BITS:
             self._require_distributions(number, report.entries)
@@ -669,7 +593,7 @@ class Engine:
     def _note_cached(self, level: int, left: Sequence[int], asked: Sequence[int]) -> None:
         least = [min(int(n), most) for n, most in zip(left, asked, strict=True)]
         if least != list(asked):
-            self._rows.state.set_cached(level, least)
+            self.rows.state.set_cached(level, least)
             self._rounds_left = 0
 
     # ---- commit ----------------------------------------------------------------------------------
@@ -679,7 +603,7 @@ class Engine:
         committed = []
         for slot, (row, entry) in enumerate(zip(self.slots, entries, strict=True)):
             checked, _, _, emitted, ended, _, _ = entry
-            if emitted == 0 and row.active and (checked >= 0 or not self._rows.on_host):
+            if emitted == 0 and row.active and (checked >= 0 or not self.rows.on_host):
                 raise self._stuck(row)
             if checked < 0:
                 continue
@@ -699,12 +623,12 @@ class Engine:
                 at = position + (emitted if level == self._count else accepted)
                 rules: dict[str, str] = {}
                 if status & Status.EMPTY_ROW and self._applied is not None:
-                    prefix = self._rows.state.text(slot)[:at].tolist()
-                    rules = self._applied.forbidding(prefix, self._rows.requests[slot])
+                    prefix = self.rows.state.text(slot)[:at].tolist()
+                    rules = self._applied.forbidding(prefix, self.rows.requests[slot])
                 raise RequestError(self.slots[slot].number, level, at, status, rules)
 
     def _stuck(self, row: Row) -> PolyspecError:
-        windows, tail = self._rows.state.windows[row.slot], self.config.tail
+        windows, tail = self.rows.state.windows[row.slot], self.config.tail
         return PolyspecError(
             f"request {row.number}: expected a round of the target to commit at least one token at "
             f"position {row.committed}, given none (windows and rounds {list(windows)}, tail "

@@ -10,12 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
 from typing import Any
 
 import torch
 
-from .. import rooms
 from ..errors import named
 from ..levels.base import Hidden, PromptBatch
 from ..stats import StatsRecorder
@@ -85,11 +83,6 @@ class Caches:
     def begin(self) -> None:
         """Begin a batch with empty caches."""
         self.more, self.begun = 0, [False] * self.count
-
-    @cached_property
-    def readings(self) -> rooms.Readings:
-        """Reader of texts outside the batch, which then join it."""
-        return rooms.Readings(self)
 
     def prepare(
         self,

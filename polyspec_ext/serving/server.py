@@ -20,8 +20,8 @@ from ..chain import Chain
 from ..errors import PolyspecError
 from ..inputs import Parameters, Tokenized
 from ..outputs import alternatives
-from ..runtime.batch import Batch
-from ..runtime.prefixes import Prefixes, Reading
+from ..runtime.joining import OpenBatch, Reading
+from ..runtime.prefixes import Prefixes
 from ..runtime.rows import Row
 from ..sampling import Alternatives
 from ..stats import Stats
@@ -119,7 +119,7 @@ class Server:
         self._alternatives: dict[int, tuple[int, list[Alternatives]]] = {}
         self._round_seconds = 0.0  # as measured
         self._reading_time = _ReadingTime()
-        self._batch = Batch(
+        self._batch = OpenBatch(
             chain.engine,
             chain.owner,
             [],

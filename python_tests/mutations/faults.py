@@ -31,26 +31,11 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
             "[not row.active for row in self.slots], states",
             "runtime/test_cached_prompts.py::test_requests_that_come_and_go_have_their_texts[eagle]",
         ),
-        "runtime: draws are keyed anew after a failed round": (
-            "self._rows.state.begin_again(counts[[indices[id(row)] for row in self.slots]])",
-            "self._rows.state.begin_again(self._rows.state.round_counts)",
-            "serving/test_server.py::test_a_request_that_fails_ends_alone[raises]",
-        ),
         "runtime: the core imports captured graphs": (
             "from .prefill import Caches\n",
             "from .graphs import Queue as Queue\nfrom .prefill import Caches\n",
             "system/test_structure.py::test_the_core_names_no_room",
             "system/test_structure.py::test_the_core_runs_alone",
-        ),
-        "runtime: paused rows take part in rounds": (
-            "row.paused = any(row is other for other in paused)",
-            "row.paused = False",
-            "serving/test_server.py::test_a_request_that_fails_ends_alone[drafter]",
-        ),
-        "runtime: log-probabilities of a replaced text stay": (
-            "            row.logprobs.clear()\n            row.origins.clear()",
-            "            row.origins.clear()",
-            "integrations/test_draft_chain.py::test_drafts_go_on_and_end_where_there_is_no_room",
         ),
         "runtime: the bound of a request's windows is ignored": (
             "sizes = tuple(min(size, row.request.window_bound) for size in sizes)",
@@ -58,9 +43,9 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
             "serving/test_server.py::test_windows_are_bounded_by_request[1]",
         ),
         "runtime: new windows wait for the end of the plan": (
-            "            self._rows.state.set_windows(slot, (*sizes, *rounds))\n"
+            "            self.rows.state.set_windows(slot, (*sizes, *rounds))\n"
             "            self._rounds_left = 0",
-            "            self._rows.state.set_windows(slot, (*sizes, *rounds))",
+            "            self.rows.state.set_windows(slot, (*sizes, *rounds))",
             "exactness/test_law.py::test_the_law_is_the_targets[random windows below 1-token-None]",
             "exactness/test_law.py::test_the_law_is_the_targets[windows [[1], [0], [2]]-token-False]",
         ),
@@ -171,17 +156,47 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
             "levels/test_packed.py::test_grouped_attention_is_sdpa[torch.float32-32]",
         ),
     },
-    "polyspec_ext/runtime/prefixes.py": {
-        "kv_cache: a copy is restored with tokens of another text": (
-            "copies.setdefault(level, []).append((copy, min(size, count)))",
-            "copies.setdefault(level, []).append((copy, size))",
-            "runtime/test_cached_prompts.py::test_requests_that_come_and_go_have_their_texts[three]",
+    "polyspec_ext/runtime/joining.py": {
+        "runtime: draws are keyed anew after a failed round": (
+            "engine.rows.state.begin_again(counts[[indices[id(row)] for row in engine.slots]])",
+            "engine.rows.state.begin_again(engine.rows.state.round_counts)",
+            "serving/test_server.py::test_a_request_that_fails_ends_alone[raises]",
+        ),
+        "runtime: paused rows take part in rounds": (
+            "row.paused = any(row is other for other in rows)",
+            "row.paused = False",
+            "serving/test_server.py::test_a_request_that_fails_ends_alone[drafter]",
+        ),
+        "runtime: log-probabilities of a replaced text stay": (
+            "                row.logprobs.clear()\n                row.origins.clear()",
+            "                row.origins.clear()",
+            "integrations/test_draft_chain.py::test_drafts_go_on_and_end_where_there_is_no_room",
+        ),
+        "runtime: a retry leaves the other rows paused": (
+            "                self._fail(row, error)\n        self._pause(paused)",
+            "                self._fail(row, error)",
+            "serving/test_server.py::test_a_request_that_fails_ends_alone[raises]",
+        ),
+        "runtime: rules of requests that join are forgotten": (
+            "            self._join(rows, readings)\n"
+            "        for row in rows:\n"
+            "            self._processors.add(row.number, row.request.processors)\n",
+            "            self._join(rows, readings)\n",
+            "serving/test_server.py::test_rules_and_alternatives_are_those_of_the_request",
+            "serving/test_endpoint.py::test_rules_change_the_text[logit_bias]",
         ),
         "runtime: a replaced text keeps its last token in the caches": (
             "min(common_prefix(row.tokens, text), len(text) - 1)",
             "common_prefix(row.tokens, text)",
             "integrations/test_draft_chain.py::test_vocabularies_of_different_sizes[7]",
             "integrations/test_draft_chain.py::test_an_interrupt_at_any_line_leaves_no_draft_of_another_text",
+        ),
+    },
+    "polyspec_ext/runtime/prefixes.py": {
+        "kv_cache: a copy is restored with tokens of another text": (
+            "copies.setdefault(level, []).append((copy, min(size, count)))",
+            "copies.setdefault(level, []).append((copy, size))",
+            "runtime/test_cached_prompts.py::test_requests_that_come_and_go_have_their_texts[three]",
         ),
         "kv_cache: a state is found without the token before it": (
             "most = lengths.get(ahead[level], 0) - 1",
@@ -318,11 +333,6 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "polyspec_ext/runtime/batch.py": {
-        "runtime: a retry leaves the other rows paused": (
-            "                engine.begin_again()\n        engine.pause(paused)",
-            "                engine.begin_again()",
-            "serving/test_server.py::test_a_request_that_fails_ends_alone[raises]",
-        ),
         "runtime: a policy is told of all tokens in every round": (
             "new, row.num_reported = len(row.tokens) - row.num_reported, len(row.tokens)",
             "new = len(row.tokens) - row.num_reported",
@@ -333,14 +343,6 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
             "        self._chain.batch = weakref.ref(batch)",
             "runtime/test_threads.py::test_a_stream_ends_where_another_chain_takes_one_of_its_levels[0]",
             "levels/test_shared_cache.py::test_a_stream_ends_where_another_chain_takes_the_cache[copy]",
-        ),
-        "runtime: rules of requests that join are forgotten": (
-            "            self._engine.join(rows, readings)\n"
-            "        for row in rows:\n"
-            "            self._processors.add(row.number, row.request.processors)\n",
-            "            self._engine.join(rows, readings)\n",
-            "serving/test_server.py::test_rules_and_alternatives_are_those_of_the_request",
-            "serving/test_endpoint.py::test_rules_change_the_text[logit_bias]",
         ),
         "runtime: a failed batch goes on": (
             "        except BaseException:\n            self._owner.end(self)\n            raise",

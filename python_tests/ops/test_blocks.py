@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from polyspec_ext.ops import blocks
+from polyspec_ext.levels.gguf import block_product, block_rows, pack_blocks, packed_bytes
 
 gguf = pytest.importorskip("gguf")
 from gguf_blocks import TYPES, random_blocks  # noqa: E402
 
 
 def pack(raw: Any, inputs: int, kind: int) -> torch.Tensor:
-    packed = torch.empty(blocks.packed_bytes(len(raw), inputs, kind), dtype=torch.uint8)
-    blocks.pack(packed, torch.from_numpy(raw), 0, len(raw), inputs, kind)
+    packed = torch.empty(packed_bytes(len(raw), inputs, kind), dtype=torch.uint8)
+    pack_blocks(packed, torch.from_numpy(raw), 0, len(raw), inputs, kind)
     return packed
 
 
@@ -40,30 +40,30 @@ def test_rows_have_the_bits_of_another_reader(name: str) -> None:
     raw = raw.reshape(37, -1)
     wanted = torch.from_numpy(gguf.dequantize(raw, kind)).view(torch.int32)
     packed, ids = pack(raw, 512, int(kind)), torch.randint(37, (90,))
-    found = blocks.rows(packed, ids, 37, 512, int(kind)).view(torch.int32)
+    found = block_rows(packed, ids, 37, 512, int(kind)).view(torch.int32)
     assert found.equal(wanted[ids])
 
 
 def test_refusals() -> None:
     packed, _, kind = packed_of("Q4_K", 16, 512)
     with pytest.raises(RuntimeError, match="x: expected float32, bfloat16 or float16"):
-        blocks.product(torch.randn(1, 512).double(), packed, 16, kind)
+        block_product(torch.randn(1, 512).double(), packed, 16, kind)
     with pytest.raises(RuntimeError, match="type: expected the number of a GGUF type"):
-        blocks.product(torch.randn(1, 512), packed, 16, 10)
+        block_product(torch.randn(1, 512), packed, 16, 10)
     with pytest.raises(RuntimeError, match="inputs in whole blocks"):
-        blocks.pack(packed, torch.zeros(16, 288, dtype=torch.uint8), 0, 16, 500, kind)
+        pack_blocks(packed, torch.zeros(16, 288, dtype=torch.uint8), 0, 16, 500, kind)
     with pytest.raises(RuntimeError, match="blocks: expected size 288"):
-        blocks.pack(packed, torch.zeros(16, 200, dtype=torch.uint8), 0, 16, 512, kind)
+        pack_blocks(packed, torch.zeros(16, 200, dtype=torch.uint8), 0, 16, 512, kind)
     with pytest.raises(RuntimeError, match="first: expected an output"):
-        blocks.pack(packed, torch.zeros(16, 288, dtype=torch.uint8), 16, 16, 512, kind)
+        pack_blocks(packed, torch.zeros(16, 288, dtype=torch.uint8), 16, 16, 512, kind)
     for id in (-1, 16):
         with pytest.raises(RuntimeError, match=rf"rows: expected 0 to 15, given {id} at 1"):
-            blocks.rows(packed, torch.tensor([3, id]), 16, 512, kind)
+            block_rows(packed, torch.tensor([3, id]), 16, 512, kind)
     with pytest.raises(RuntimeError, match="packed: expected size"):
-        blocks.product(torch.randn(1, 512), packed, 48, kind)
+        block_product(torch.randn(1, 512), packed, 48, kind)
     other, _, same_size = packed_of("Q5_K", 16, 512)
     with pytest.raises(RuntimeError, match="packed: expected layout 6"):
-        blocks.product(torch.randn(1, 512), other, 16, int(gguf.GGMLQuantizationType.Q6_K))
+        block_product(torch.randn(1, 512), other, 16, int(gguf.GGMLQuantizationType.Q6_K))
     assert same_size != kind
 
 

@@ -93,7 +93,7 @@ def watched(chain: ps.Chain) -> Iterator[Seen]:
 
     def blind(*arguments: Any) -> Any:
         nonlocal inside
-        if engine._rows.on_host:
+        if engine.rows.on_host:
             return run(*arguments)
         inside = True
         with Unseeing():
