@@ -38,14 +38,15 @@ from .runtime.engine import Engine, Observer
 from .runtime.plan import ChainConfig, Operators, default_rounds
 from .runtime.rows import Row
 from .sampling import Alternatives, LogitsProcessors
-from .stats import html
 from .tensors import padded
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .inputs import Rules
-    from .rooms import Answer, Graphs
+
+    Answer = rooms.chat.Answer
+    Graphs = rooms.graphs.Graphs
 
 _KEPT = 16384  # tokens in the prefix cache of `cache_prompt`
 _STATES = 8  # texts in that cache of a level whose state cannot be truncated
@@ -152,9 +153,9 @@ class Chain:
         if sync_each_step is not None:
             arguments.flag("sync_each_step", sync_each_step)
         if graphs is not None and not isinstance(graphs, bool):
-            arguments.instance("graphs", graphs, rooms.Graphs)
+            arguments.instance("graphs", graphs, rooms.graphs.Graphs)
         if isinstance(policy, str):
-            policy = rooms.named(policy)
+            policy = rooms.adaptive.named(policy)
         arguments.instance("policy", policy, WindowPolicy)
         arguments.instance("operators", operators, Operators)
         if pack is not None:
@@ -236,7 +237,7 @@ class Chain:
         inputs.refuse(cls.planned, options, lacks=["rules"])
         arguments.flag("consider", consider)
         own: dict[str, Any] = {"pack": pack, "seconds": seconds, "batch": batch}
-        return rooms.load_or_plan(
+        return rooms.planner.load_or_plan(
             cls, levels, prompts, max_new_tokens, options, consider=consider, **own
         )
 
@@ -249,7 +250,7 @@ class Chain:
             TypeError, ValueError: `path` is no path, the file is missing or has another form; as
                 for `Chain`, if an element cannot be loaded any more.
         """
-        saved = rooms.ChainFile.read("path", arguments.path("path", path))
+        saved = rooms.store.ChainFile.read("path", arguments.path("path", path))
         options: dict[str, Any] = {"rounds": saved.rounds, "tail": saved.tail, "rule": saved.rule}
         chain = cls(saved.loaded(), saved.window, **options)
         chain.prediction = Prediction(*saved.prediction)
@@ -261,7 +262,7 @@ class Chain:
         names = [*self.names[: len(verifiers)], *[self.names[-1]] * len(below)]
         self.owner = CacheOwner(list(zip(names, [*verifiers, *below], strict=True)))
         self._tokenizer = TargetTokenizer(verifiers[0], names[0])
-        self._prefixes: rooms.Prefixes | None = None  # of calls with `cache_prompt`
+        self._prefixes: rooms.prefixes.Prefixes | None = None  # of calls with `cache_prompt`
         levels: list[BatchedLevel] = [
             batched(level, name) for level, name in zip(verifiers, self.names, strict=False)
         ]
@@ -328,7 +329,7 @@ class Chain:
 
     def _repr_html_(self) -> str:
         rows = [(name, [line]) for name, line in self._described()]
-        return html("level", [""], rows, self._settings())
+        return rooms.columns.html("level", [""], rows, self._settings())
 
     def stream(
         self,
@@ -379,7 +380,7 @@ class Chain:
                 has the file's.
         """
         file = getattr(self.levels[0], "generation_config", {})
-        merged, others = rooms.text_options(file, default_temperature, options)
+        merged, others = rooms.chat.text_options(file, default_temperature, options)
         self._say_once("texts and chats do not follow {} of its generation_config.json", others)
         return merged
 
@@ -403,11 +404,13 @@ class Chain:
             shown = ", ".join(f"{name}={value!r:.40}" for name, value in fields.items())
             warnings.warn(f"{self.names[0]}: {text.format(shown)}", stacklevel=4)
 
-    def _readers(self, stop: Any, count: int) -> list[rooms.StopStrings | None]:
+    def _readers(self, stop: Any, count: int) -> list[rooms.chat.StopStrings | None]:
         stops = arguments.strings("stop", stop)
         if not stops:
             return [None] * count
-        return [rooms.StopStrings(self._tokenizer.require("stop"), stops) for _ in range(count)]
+        return [
+            rooms.chat.StopStrings(self._tokenizer.require("stop"), stops) for _ in range(count)
+        ]
 
     def chat(
         self,
@@ -440,22 +443,22 @@ class Chain:
                 too long, the template refuses, or the target has no tokenizer with a template.
         """
         tokenizer = self._tokenizer.find()
-        if not rooms.has_template(tokenizer):
+        if not rooms.chat.has_template(tokenizer):
             raise ValueError(
                 f"chat: expected a target with a chat template beside it, given {self.names[0]}"
             )
         limit = arguments.integer("max_new_tokens", max_new_tokens)
         lengths = (member.max_length for member in self.engine.parts)
         context = min((length for length in lengths if length is not None), default=None)
-        fitted = rooms.fitted_prompt(tokenizer, messages, system, limit, context)
+        fitted = rooms.chat.fitted_prompt(tokenizer, messages, system, limit, context)
         if options.get("eos_token_id") is None:
-            options["eos_token_id"] = rooms.ends_of_turn(tokenizer, self.levels[0])
+            options["eos_token_id"] = rooms.chat.ends_of_turn(tokenizer, self.levels[0])
         requests = self.requests(
             self.chat, [fitted.prompt.input_ids], fitted.limit, self.text_options(**options)
         )
         [reader] = self._readers(stop, 1)
         stream = Stream(self.begin(requests, cache_prompt=cache_prompt), reader)
-        return rooms.Answer(tokenizer, fitted, stream, arguments.strings("stop", stop))
+        return rooms.chat.Answer(tokenizer, fitted, stream, arguments.strings("stop", stop))
 
     def batch(
         self,
@@ -552,17 +555,15 @@ class Chain:
         arguments.instance("processors", processors, LogitsProcessors)
         arguments.function("observe", observe, none=True)
         inputs.require_batches(self.names, self.engine.parts, len(requests))
-        if cache_prompt:
-            self._prefixes = self._prefixes or rooms.Prefixes(_KEPT, _STATES)
-            self._prefixes.capacity = _KEPT + sum(len(request.tokens) for request in requests)
         rows = [Row(number, request, self.names) for number, request in enumerate(requests)]
         options: dict[str, Any] = {"policy": self.policy, "processors": processors}
         options["observe"] = observe
-        if cache_prompt:
-            return rooms.OpenBatch(
-                self.engine, self.owner, rows, prefixes=self._prefixes, **options
-            )
-        return Batch(self.engine, self.owner, rows, **options)
+        if not cache_prompt:
+            return Batch(self.engine, self.owner, rows, **options)
+        self._prefixes = self._prefixes or rooms.prefixes.Prefixes(_KEPT, _STATES)
+        self._prefixes.capacity = _KEPT + sum(len(request.tokens) for request in requests)
+        options["prefixes"] = self._prefixes
+        return rooms.joining.OpenBatch(self.engine, self.owner, rows, **options)
 
     def generate(
         self,
@@ -725,9 +726,9 @@ class Chain:
         """
         tokenizer = self._tokenizer.require("generate_text")
         texts = arguments.strings("prompt", prompt)
-        if options.get("eos_token_id") is None and not raw and rooms.has_template(tokenizer):
-            options["eos_token_id"] = rooms.ends_of_turn(tokenizer, self.levels[0])
-        rows = [rooms.prompt_of_text(tokenizer, text, system, raw).input_ids for text in texts]
+        if options.get("eos_token_id") is None and not raw and rooms.chat.has_template(tokenizer):
+            options["eos_token_id"] = rooms.chat.ends_of_turn(tokenizer, self.levels[0])
+        rows = [rooms.chat.prompt_of_text(tokenizer, text, system, raw).input_ids for text in texts]
         n = arguments.integer("n", n, arguments.SIZE_MAX, 1)
         requests = self.requests(
             self.generate_text, rows or [[]], max_new_tokens, self.text_options(**options), n=n
@@ -776,7 +777,7 @@ def _graphs(graphs: bool | Graphs | None, devices: set[torch.device]) -> Graphs 
             "graphs: expected all levels on one CUDA device, given "
             + ", ".join(sorted(map(str, devices)))
         )
-    return rooms.Graphs(rooms.CudaRecorder(device))
+    return rooms.graphs.Graphs(rooms.graphs.CudaRecorder(device))
 
 
 def _require_apart(name: str, levels: Sequence[object], above: Sequence[object]) -> None:

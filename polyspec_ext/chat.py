@@ -531,7 +531,7 @@ def text_options(
         if value is not None or name not in Parameters.__annotations__
     }
     if penalty is not None:
-        given["rules"] = rooms.with_penalty(options.get("rules"), penalty)
+        given["rules"] = rooms.rules.with_penalty(options.get("rules"), penalty)
     return cast(Parameters, of_file | given), others
 
 

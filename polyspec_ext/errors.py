@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-PerRequestInt = int | Sequence[int] | torch.Tensor
-
 
 class Status(enum.IntFlag):
     """Bits of a request's status, as in polyspec/status.hpp. 0: no error.
@@ -133,15 +131,11 @@ def named(names: Sequence[str], index: int, rows: Iterable[Any]) -> Iterator[Non
         raise
 
 
-def _at(values: PerRequestInt, request: int) -> int:
-    return values if isinstance(values, int) else int(values[request])
-
-
 def raise_for_status(
     status: torch.Tensor,
     *,
     level: int,
-    position: PerRequestInt,
+    position: int | Sequence[int] | torch.Tensor,
     num_accepted: torch.Tensor | None = None,
 ) -> None:
     """Raise an error for the first request with an error bit in its status; notes do not raise.
@@ -164,4 +158,5 @@ def raise_for_status(
     for request, bits in enumerate(status.tolist()):
         if bits & ERROR_BITS:
             before = 0 if num_accepted is None else int(num_accepted[request])
-            raise RequestError(request, level, _at(position, request) + before, bits)
+            at = position if isinstance(position, int) else int(position[request])
+            raise RequestError(request, level, at + before, bits)

@@ -16,9 +16,7 @@ from .levels.base import BatchedLevel, EncodedInput
 from .sampling import RowProcessor, Sampling, fresh_seed, row_seeds
 
 if TYPE_CHECKING:
-    from .rooms import LogitsRules
-
-    Rules = LogitsRules | Sequence[LogitsRules | None] | None
+    Rules = rooms.rules.LogitsRules | Sequence[rooms.rules.LogitsRules | None] | None
 
 # Arguments of transformers' `generate` outside its configuration.
 _OF_GENERATE = ("assistant_model", "generation_config", "logits_processor", "negative_prompt_ids",
@@ -38,8 +36,6 @@ Ints = int | Sequence[int] | torch.Tensor
 Floats = float | Sequence[float] | torch.Tensor
 Prompt = torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
 Tokenized = Prompt | Mapping[str, Any]  # also the output of a tokenizer
-
-
 Ends = int | Sequence[int] | Sequence[Sequence[int]]
 
 
@@ -127,7 +123,7 @@ def _processors(
     if rules is None:
         return []
 
-    arguments.instance("rules", rules, rooms.LogitsRules)
+    arguments.instance("rules", rules, rooms.rules.LogitsRules)
     return [rules.for_request(num_prompt_tokens, eos, vocab_size)] if rules.changes else []
 
 
@@ -164,7 +160,7 @@ def refuse(call: Callable[..., Any], options: Mapping[str, Any], lacks: Sequence
     name = others[0]
     near = difflib.get_close_matches(name, known, 1, 0.8)
     hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(known)}"
-    rules = fields(rooms.LogitsRules) if rooms.has("LogitsRules") else ()
+    rules = fields(rooms.rules.LogitsRules) if rooms.has("rules") else ()
     here = _HERE | {rule.name: f"rules=ps.LogitsRules({rule.name}=...)" for rule in rules}
     if here.get(name, "").partition("=")[0] in known:
         hint = f"; here {here[name]}"

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from . import rooms
 from .runtime.batch import Batch
 from .runtime.rows import Row
 from .sampling import Alternatives, likeliest
-from .stats import Stats, SummaryRow, html
-
-if TYPE_CHECKING:
-    from .rooms import StopStrings
+from .stats import Stats
 
 
 class TargetTokenizer:
@@ -86,9 +84,9 @@ class Output:
 
     def _repr_html_(self) -> str:
         heads = ("new tokens", "ended by", "seed")
-        return html("row", heads, self._rows(), self.stats.speed)
+        return rooms.columns.html("row", heads, self._rows(), self.stats.speed)
 
-    def _rows(self) -> list[SummaryRow]:
+    def _rows(self) -> list[tuple[str, Sequence[str]]]:
         shown = zip(self.new_tokens, self.finish_reasons, self.seeds, strict=False)
         return [
             (str(number), (str(len(tokens)), ended, str(seed)))
@@ -126,7 +124,7 @@ class StoppedRow:
     """A row of a batch up to its stop string: the target may commit tokens after it. The `reader`
     decodes the new tokens; None: no stop strings. To be built before the batch begins."""
 
-    def __init__(self, batch: Batch, number: int, reader: StopStrings | None) -> None:
+    def __init__(self, batch: Batch, number: int, reader: rooms.chat.StopStrings | None) -> None:
         self.reader, self._batch, self._row = reader, batch, batch.rows[number]
         self._begin = len(self._row.tokens)
 
@@ -192,7 +190,7 @@ class Stream:
         RuntimeError: by ``next``: the chain has begun another batch, or the batch has failed.
     """
 
-    def __init__(self, batch: Batch, reader: StopStrings | None = None) -> None:
+    def __init__(self, batch: Batch, reader: rooms.chat.StopStrings | None = None) -> None:
         self.batch = batch
         self._row = StoppedRow(batch, 0, reader)
         self._next = 0

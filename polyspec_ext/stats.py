@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any
+
+from . import rooms
 
 HISTOGRAMS = ("acceptance_histogram", "draft_length_histogram")
 _DERIVED = (
@@ -22,8 +23,6 @@ _NUMBERS = (
     "num_requests", "num_prompt_tokens", "num_cached_tokens", "num_new_tokens", "tokens_per_second",
     "prefill_seconds", "decode_seconds", "overhead_seconds",
 )  # fmt: skip
-
-SummaryRow = tuple[str, Sequence[str]]  # name and cells
 
 
 @dataclass(slots=True)
@@ -217,19 +216,7 @@ class Stats:
                 cells += [str(level.num_drafts), f"{level.mean_acceptance_length:.2f}"]
                 cells.append(f"{level.draft_acceptance_rate:.2f}")
             rows.append((level.name, cells))
-        return html("level", heads, rows, self.speed)
-
-
-def html(corner: str, heads: Sequence[str], rows: Sequence[SummaryRow], above: str = "") -> str:
-    """Return a table for notebooks, with a line of text above it."""
-    from html import escape  # slow to import
-
-    shown = [
-        "".join(f"<{cell}>{escape(text)}</{cell}>" for text in (name, *cells))
-        for cell, (name, cells) in [("th", (corner, heads)), *(("td", row) for row in rows)]
-    ]
-    body = "".join(f"<tr>{row}</tr>" for row in shown)
-    return f"<p>{escape(above)}</p>" * bool(above) + f"<table>{body}</table>"
+        return rooms.columns.html("level", heads, rows, self.speed)
 
 
 class StatsRecorder:
@@ -309,25 +296,3 @@ class StatsRecorder:
         for stats in took:
             stats.levels[index].num_forward_passes += 1
             stats.levels[index].seconds += seconds
-
-
-def merge(requests: Sequence[Stats]) -> Stats:
-    """Return the sums of counts and times of several requests of a chain. (For requests that shared
-    a batch use the batch's total: their times overlap.)"""
-    if not requests:
-        raise ValueError("expected the statistics of at least one request, given none")
-    total = Stats([LevelStats(level.name) for level in requests[0].levels], num_requests=0)
-    for stats in requests:
-        for name in Stats.__slots__[1:]:
-            setattr(total, name, getattr(total, name) + getattr(stats, name))
-        for into, level in zip(total.levels, stats.levels, strict=True):
-            for name in LevelStats.__slots__:
-                if name not in ("name", "emitted_per_verification", *HISTOGRAMS):
-                    setattr(into, name, getattr(into, name) + getattr(level, name))
-            before, added = into.emitted_per_verification, level.emitted_per_verification
-            lengths = None if before is None or added is None else [*before, *added]
-            into.emitted_per_verification = lengths
-            for name in HISTOGRAMS:
-                pairs = zip_longest(getattr(into, name), getattr(level, name), fillvalue=0)
-                setattr(into, name, [sums + blocks for sums, blocks in pairs])
-    return total

@@ -131,7 +131,7 @@ def _saved_chain(args: argparse.Namespace) -> Chain:
         chain = Chain.from_plan(args.chain)
     except ValueError as error:
         raise ValueError(re.sub("^path:", "chain:", str(error))) from error
-    args.target = rooms.ChainFile.read("chain", Path(args.chain)).elements[0].source
+    args.target = rooms.store.ChainFile.read("chain", Path(args.chain)).elements[0].source
     return chain
 
 

@@ -52,9 +52,9 @@ def resolve(thing: Any, options: Options) -> Any:
         TypeError: `thing` is no element; the message lists the accepted elements.
         TypeError, ValueError: it cannot be loaded; begins with ``options.name``.
     """
-    has_words = rooms.has("WORDS")
+    has_words = rooms.has("words")
     if isinstance(thing, str | Path):
-        named = rooms.named_element(thing, options) if has_words else None
+        named = rooms.words.named_element(thing, options) if has_words else None
         return load_path(thing, options) if named is None else named
     if isinstance(thing, DraftModel):
         # With a single path it is its level: a chain creates a `DraftModel` for its vocabulary.
@@ -65,7 +65,7 @@ def resolve(thing: Any, options: Options) -> Any:
         return require_level(thing, options)
     if isinstance(thing, torch.nn.Module) and hasattr(thing, "config"):
         return level_for(thing, options)
-    forms = [word.form for word in rooms.WORDS.values()] if has_words else []
+    forms = [word.form for word in rooms.words.WORDS.values()] if has_words else []
     raise TypeError(
         f"{options.name}: expected one of: a Hugging Face causal model; an object with "
         f"vocab_size, prefill, forward and rollback; a model id, or the directory or GGUF file of "

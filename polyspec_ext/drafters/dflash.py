@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, Qwen3Config
 
 from .. import arguments, rooms
-from ..kv_cache.layers import additive, attend, query_positions, visible_slots
+from ..kv_cache.layers import additive, query_positions, visible_slots
 from ..kv_cache.lengths import RowLengths
 from ..levels.base import InputBlock, LevelOutput
 from ..levels.fused import CachedLayers, cached_layers
@@ -42,6 +41,7 @@ from .heads import (
     HeadLayer,
     HeadPasses,
     RotaryNetwork,
+    attention_over,
     rotated,
 )
 from .model import draw_chain, row_buffer
@@ -159,7 +159,7 @@ class DFlashPasses(HeadPasses):
     def begin(self, batch: int, capacity: int) -> None:
         super().begin(batch, capacity + self.config.block_size)
 
-    def reserve_span(self, tokens: int, followed: bool = False) -> rooms.MemoryKey | None:
+    def reserve_span(self, tokens: int, followed: bool = False) -> rooms.graphs.MemoryKey | None:
         # The mask tokens of a block follow the longest text.
         return super().reserve_span(tokens + self.config.block_size, followed)
 
@@ -229,7 +229,7 @@ class DFlashPasses(HeadPasses):
     def _read(self, tokens: Tensor, counts: RowCounts | None) -> Tensor:
         cache = self.features.cache
         positions = self._prepare(tokens.shape[1], counts)
-        attention = partial(attend, cache, self._masks(positions))
+        attention = attention_over(cache, self._masks(positions))
         # Blocks use only the lookup of a target's embeddings, no further steps such as scaling.
         weight: Any = getattr(self._embed, "weight", None)
         plain = isinstance(weight, Tensor)

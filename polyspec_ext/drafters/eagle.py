@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from ..kv_cache import RollbackCache
-from ..kv_cache.layers import attend
 from ..levels.fused import CachedLayers, cached_layers
 from ..levels.models import ModelLevel
 from .checkpoint import REQUIRED, Reader, architectures, load_network
@@ -26,6 +24,7 @@ from .heads import (
     HeadPasses,
     RotaryNetwork,
     Where,
+    attention_over,
 )
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ class EagleNetwork(RotaryNetwork):
         positions, mask = where
         if self.operators is None:
             assert positions is not None
-            attention = partial(attend, cache, [mask] * len(self._numbers))
+            attention = attention_over(cache, [mask] * len(self._numbers))
             out: Tensor = self(embeds, states, positions, attention)
             return out
         rotation = self.angles.rotation(states, positions, cache.rows)

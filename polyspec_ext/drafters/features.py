@@ -175,7 +175,7 @@ class FeatureCache:
 
     def reserve_span(
         self, tokens: int, more: Hashable = None, followed: bool = False
-    ) -> rooms.MemoryKey | None:
+    ) -> rooms.graphs.MemoryKey | None:
         """Begin a round without host synchronisation (`DeviceLengths`) in which no row gets longer
         than `tokens`, drafted pairs included. `more`: further dependencies of the passes beside
         the cache. `followed`: a single call, after which the caller notes the cache's lengths."""
@@ -505,7 +505,7 @@ class LastStateDrafter:
         return lengths
 
     def reserve_span(self, tokens: int) -> Hashable:
-        return rooms.MemoryKey(self._runs, self._runs.tensors())
+        return rooms.graphs.MemoryKey(self._runs, self._runs.tensors())
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:

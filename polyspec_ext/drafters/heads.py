@@ -23,6 +23,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedd
 
 from .. import arguments, rooms
 from ..kv_cache import RollbackCache
+from ..kv_cache.layers import attended
 from ..levels.base import InputBlock, Ints, LevelOutput, PromptBatch
 from ..levels.fused import Angles, CachedLayers, epsilon_of, has_operators, is_norm, pack_layers
 from ..levels.models import ModelLevel, changes_of
@@ -253,6 +254,16 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
+def attention_over(cache: RollbackCache, masks: Sequence[Tensor | None]) -> Attention:
+    """Return the attention of a pass that `cache` is prepared for, with a mask for each layer; it
+    appends the keys and values."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attended(q, *cache.update(k, v, layer), masks[layer])
+
+    return attend
+
+
 class HeadPasses:
     """Passes of a network, with the cache of a batch.
 
@@ -288,7 +299,7 @@ class HeadPasses:
         self.features = FeatureCache(
             config.layer, config.feature_size, config.hidden_size, self.dtype, self.device
         )
-        self._weights: rooms.MemoryKey | None = None  # None: not collected since `begin`
+        self._weights: rooms.graphs.MemoryKey | None = None  # None: not collected since `begin`
         self.passes: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -320,13 +331,13 @@ class HeadPasses:
         if self._runs.operators is not None:
             self.features.allocate(*self._runs.operators.key_shape)
 
-    def reserve_span(self, tokens: int, followed: bool = False) -> rooms.MemoryKey | None:
+    def reserve_span(self, tokens: int, followed: bool = False) -> rooms.graphs.MemoryKey | None:
         """Reserve a span (`FeatureCache.reserve_span`) with all tensors that passes use beside
         their inputs."""
         if self._weights is None:
             parts = (self._runs, self._embed, self._head)
             weights = [x for module in parts for x in (*module.parameters(), *module.buffers())]
-            self._weights = rooms.MemoryKey(self.network, weights + self.id_map.tensors)
+            self._weights = rooms.graphs.MemoryKey(self.network, weights + self.id_map.tensors)
         more: tuple[Hashable, ...] = (self._weights,)
         if (angles := self._runs.angles) is not None:
             more += (angles.key(self.features.cache.rows.capacity, next(self._runs.parameters())),)
@@ -352,7 +363,7 @@ class HeadPasses:
         assert self.passes is not None
         assert before is not None, "the host follows these passes"
 
-        def reserve(tokens: int) -> rooms.MemoryKey | None:
+        def reserve(tokens: int) -> rooms.graphs.MemoryKey | None:
             return self.reserve_span(tokens + beside, followed=True)
 
         output: Tensor

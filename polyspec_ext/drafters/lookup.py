@@ -218,7 +218,7 @@ class NGramTable:
             "max_entries": self._limit,
             "followers": [[list(k), list(n.items())] for k, n in self._followers.items()],
         }
-        rooms.replace_text(path, json.dumps(content))
+        rooms.files.replace_text(path, json.dumps(content))
 
     @classmethod
     def load(cls, path: str | Path, learning: bool = True) -> NGramTable:

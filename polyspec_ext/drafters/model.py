@@ -90,6 +90,8 @@ class DraftModel:
             if self.paths > entries:
                 raise ValueError(f"paths: expected at most the {entries} ids drawn, given {paths}")
             self.name = f"{self.name}, {self.paths} paths"
+        alone = f"{self.name} serves one at a time"
+        self.one_at_a_time = str(getattr(self._level, "one_at_a_time", alone))
         self.num_forward_passes = 0
         self._draw = draw
 
@@ -114,11 +116,6 @@ class DraftModel:
     def _tree_size(self, depth: int) -> TreeSize:
         depth = min(depth, DEEPEST)
         return TreeSize(self.paths * depth, self.paths * (depth - 1), depth)
-
-    @property
-    def one_at_a_time(self) -> str:
-        """Reason why the level takes no batches."""
-        return str(getattr(self._level, "one_at_a_time", f"{self.name} serves one at a time"))
 
     prefill = forwarded("prefill")
     read = forwarded("read")
@@ -156,7 +153,7 @@ class DraftModel:
         if inputs.most > DEEPEST:
             inputs = replace(inputs, lengths=inputs.lengths.less(0, DEEPEST), most=DEEPEST)
         self.num_forward_passes += inputs.most
-        return rooms.draw_paths(inputs, *options, self.paths, self.beam)
+        return rooms.draft_trees.draw_paths(inputs, *options, self.paths, self.beam)
 
 
 def draw_chain(
@@ -195,7 +192,7 @@ def draw_chain(
         if inputs.processors is not None:
             assert left is not None, "processors need the host to see the tokens"
             texts = id_map.to_above(drafted[:, None, :i])
-            logits = rooms.processed(logits, inputs, left, texts, id_map, ids)
+            logits = rooms.forced.processed(logits, inputs, left, texts, id_map, ids)
         if wants_rows:
             rows = buffers = row_buffer(inputs.rows, most, logits)
             wants_rows = False

@@ -39,6 +39,8 @@ class ProposalDrafter:
         self.drafter = drafter
         self.member_levels: list[object] = [drafter]  # owner of the caches
         self.name = str(getattr(drafter, "name", type(drafter).__name__))
+        kind = type(drafter).__name__
+        self.one_at_a_time = f"{kind} has no `fork` and serves one at a time"
         self.device = torch.device("cpu")
         self.max_length: int | None = None
         self.vocab_size, self.input_vocab_size = vocab_size, target_vocab_size
@@ -56,11 +58,6 @@ class ProposalDrafter:
             checked=True,
             admits=True,
         )
-
-    @property
-    def one_at_a_time(self) -> str:
-        """Reason why the drafter takes no batches."""
-        return f"{type(self.drafter).__name__} has no `fork` and serves one at a time"
 
     @property
     def num_forward_passes(self) -> int:
@@ -179,7 +176,7 @@ class ProposalDrafter:
                     "given a tree"
                 )
             parents = _ids(f"{name}: parents", proposal.parents)
-            rooms.require_nodes(name, tokens, parents, count, logits is None)
+            rooms.draft_trees.require_nodes(name, tokens, parents, count, logits is None)
         elif len(tokens) > count:
             raise ValueError(f"{name}: expected at most {count} tokens, given {len(tokens)}")
         checked = _Checked(tokens, parents, logits, statistics)
@@ -194,7 +191,7 @@ class ProposalDrafter:
         require_ids(name, tokens, self.input_vocab_size)
         if parents is None:
             return _Checked(list(itertools.takewhile(vocab_size.__gt__, tokens)))
-        return _Checked(*rooms.nodes_below(vocab_size, tokens, parents))
+        return _Checked(*rooms.draft_trees.nodes_below(vocab_size, tokens, parents))
 
     def _block(
         self, proposals: Sequence[_Checked], wants_rows: bool, vocab_size: int

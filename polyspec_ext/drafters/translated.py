@@ -102,6 +102,7 @@ class TranslatedLevel:
             raise TypeError(f"level: expected a level, given {arguments.shown(level)}")
         self.level, self._level = level, batched(level)
         self.name, self.device = self._level.name, self._level.device
+        self.one_at_a_time = getattr(self._level, "one_at_a_time", None)
         self.vocab_size = int(target.vocab_size)
         self.vocabulary = Vocabulary(_tokenizer(target), self.vocab_size)
         self.model_vocabulary = Vocabulary(_tokenizer(level), self._level.vocab_size)
@@ -117,11 +118,6 @@ class TranslatedLevel:
             batches=can.batches, reads_apart=can.reads_apart, checked=True, id_map=self.id_map
         )
         self.texts: list[Text] = []
-
-    @property
-    def one_at_a_time(self) -> Any:
-        """Reason why the model takes no batches, or None."""
-        return getattr(self._level, "one_at_a_time", None)
 
     @property
     def model(self) -> Any:

@@ -354,7 +354,7 @@ def draw_paths(
         if inputs.processors is not None:
             assert known is not None, "processors need the host to see the tokens"
             left = [max(n - at, 0) for n in known]
-            logits = rooms.processed(logits, inputs, left, texts, id_map, ids)
+            logits = rooms.forced.processed(logits, inputs, left, texts, id_map, ids)
         depth = best.append(logits) if beams else None
         if samples:
             if rows is None:

@@ -16,7 +16,7 @@ import torch
 from .. import rooms
 from ..levels import HuggingFaceLevel, Options, load_model
 from ..levels.fused import can_pack
-from . import lookup, resolve, with_paths
+from . import resolve, with_paths
 from .base import BatchedDrafter, Drafter
 from .model import BEAM
 
@@ -56,9 +56,9 @@ def _load_copy(word: str, options: Options) -> Any:
         # With the checkpoint's data type, unless the caller names another.
         dtype = options.dtype or "auto"
         whole = load_model(original(word), dtype, options.device, blocks=False, name=name)
-        return _resolve(rooms.stored_w4(whole, name), options)
+        return _resolve(rooms.quantization.stored_w4(whole, name), options)
     target = options.target(f"{word!r} below a Hugging Face model as the target")
-    copy = rooms.stored_w4(target.model, name)
+    copy = rooms.quantization.stored_w4(target.model, name)
     pack = target.pack and can_pack(copy)
     return HuggingFaceLevel(copy, shares_cache_with=target, pack=pack, name=word)
 
@@ -68,10 +68,10 @@ def _load_trimmed(word: str, options: Options) -> Any:
     if head_of(original(source)):
         return _load_head(original(source), options, w4=is_copy(source), ids=int(size))
     whole = resolve(source, replace(options, pack=False))
-    if not isinstance(whole, HuggingFaceLevel | rooms.StatefulLevel):
+    if not isinstance(whole, HuggingFaceLevel | rooms.stateful.StatefulLevel):
         raise ValueError(f"{options.name}: expected a model to trim, given {source!r}")
     with _named(options):
-        copy = rooms.trim(whole.model, None, int(size))
+        copy = rooms.quantization.trim(whole.model, None, int(size))
     return _resolve(copy, options)
 
 
@@ -80,7 +80,7 @@ def _load_translated(text: str, options: Options) -> Any:
         raise ValueError(f"{options.name}: expected {text!r} below a target, given none above it")
     level = resolve(text.partition(":")[2], options)
     with _named(options):
-        return rooms.TranslatedLevel(level, options.above[0])
+        return rooms.translated.TranslatedLevel(level, options.above[0])
 
 
 def _load_paths(word: str, options: Options) -> Any:
@@ -95,7 +95,7 @@ def _resolve(model: Any, options: Options) -> Any:
 def _load_early_exit(word: str, options: Options) -> HuggingFaceLevel:
     target = options.target("a target that is a Hugging Face model")
     with _named(options):
-        return rooms.early_exit(target, int(word.partition(":")[2]))
+        return rooms.quantization.early_exit(target, int(word.partition(":")[2]))
 
 
 HEADS = {"eagle": "EAGLE", "dflash": "DFlash", "mtp": "MTP"}  # kinds of heads
@@ -135,7 +135,7 @@ def _load_head(element: Any, options: Options, **form: Any) -> BatchedDrafter:
     kind, source = head_of(element) or ("mtp", "")
     label = repr(element) if kind == "mtp" else f"the {HEADS[kind]} head {source!r}"
     target: Any = options.above[0] if options.above else None
-    if not rooms.serves_heads(target):
+    if not rooms.checkpoint.serves_heads(target):
         target = options.target(f"{label} below a Hugging Face model as the target")
     dtype = options.dtype if isinstance(options.dtype, torch.dtype) else None
     source = source or str(getattr(target.model, "name_or_path", "") or "")
@@ -144,11 +144,13 @@ def _load_head(element: Any, options: Options, **form: Any) -> BatchedDrafter:
             f"{options.name}: expected a target with the checkpoint that it was loaded from, or "
             f"'mtp:' in front of that, given {element!r} below {target.name}"
         )
-    head = getattr(rooms, {**HEADS, "eagle": "Eagle"}[kind])
+    head = getattr(getattr(rooms, kind), {**HEADS, "eagle": "Eagle"}[kind])
     return cast(BatchedDrafter, head.from_pretrained(source, target, dtype=dtype, **form))
 
 
 def _make_lookup(word: str, options: Options) -> Drafter:
+    from . import lookup
+
     return cast(Drafter, getattr(lookup, _LOOKUPS[word])())
 
 

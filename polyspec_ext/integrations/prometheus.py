@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..stats import Stats, merge
+from ..columns import merge
+from ..stats import Stats
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

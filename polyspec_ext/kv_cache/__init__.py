@@ -16,9 +16,9 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from .. import arguments
+from .. import arguments, rooms
 from .layers import DEVICE_BUCKET
-from .rollback import SINKS, CroppedState, RollbackCache, SequenceState
+from .rollback import CroppedState, RollbackCache, SequenceState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -170,7 +170,8 @@ def factory(
         return states(lambda rows, _: create(rows) if takes else create()), takes
     device = device_of(model)
     if streaming is not None:
-        window: dict[str, Any] = {**_window(streaming), "device": device, **options}
+        sizes = rooms.streaming.window_of(streaming)
+        window: dict[str, Any] = {**sizes, "device": device, **options}
         return states(lambda rows, _: RollbackCache.streaming(model, rows, **window)), True
     step = int(options.get("step", _STEP))
     # On a device attention reads spare slots, so that captured graphs have few shapes.
@@ -191,25 +192,3 @@ def factory(
             return default, True
     # Without a configuration no layer drops keys outside a sliding window; the model masks them.
     return states(lambda *_: DynamicCache()), False
-
-
-def _window(streaming: int | Mapping[str, int]) -> dict[str, int]:
-    """Return the options of a streaming cache: window and, if given, sinks and slack."""
-    if not isinstance(streaming, Mapping):
-        return {"window": arguments.integer("streaming", streaming, arguments.SIZE_MAX, 1)}
-    if "window" not in streaming or not set(streaming) <= {"window", "sinks", "slack"}:
-        raise ValueError(
-            f"streaming: expected a window, or a dict with window and, if wanted, sinks and slack, "
-            f"given a dict of {', '.join(map(str, streaming)) or 'nothing'}"
-        )
-    return dict(streaming)
-
-
-def near_of(streaming: int | Mapping[str, int], name: str) -> tuple[int, int]:
-    """Return window and sinks (`RollbackCache.inputs`) of a level called `name` that reads them in
-    the cache of another level."""
-    given = _window(streaming)
-    if "slack" in given:
-        raise ValueError(f"{name}: the shared cache keeps all tokens: remove slack from streaming")
-    window = arguments.integer("window", given["window"], arguments.SIZE_MAX, 1)
-    return window, arguments.integer("sinks", given.get("sinks", SINKS), arguments.SIZE_MAX)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin
 
 from .. import rooms
 from ..ops import decoder
@@ -156,7 +156,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         if tree is not None:
             before = tree.shape[1] - queries.shape[1]
             base = (rows.base if rows.at is None else rows.at) - before
-            return rooms.tree_slots(base, tree, rows.span, window, sinks)[:, before:]
+            return rooms.tree_operators.tree_slots(base, tree, rows.span, window, sinks)[:, before:]
         slots = torch.arange(rows.span, device=queries.device)[None, :]
         return visible_slots(queries, slots, window, sinks)
 
@@ -304,17 +304,3 @@ def attended(
         q, keys, values, mask, 0.0, causal, scale=scale, enable_gqa=grouped
     )
     return out.transpose(1, 2)
-
-
-def attend(
-    cache: Cache,
-    masks: Sequence[Tensor | None],
-    layer: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-) -> Tensor:
-    """Append keys ``[B, Hkv, T, D]`` and values to a layer of a cache that is prepared for them,
-    and return `attended` with the mask of the layer."""
-    keys, values = cache.update(k, v, layer)
-    return attended(q, keys, values, masks[layer])

@@ -247,7 +247,9 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         (window,) = _numbers(1, window=window)
         sinks, slack = _numbers(0, sinks=sinks, slack=slack)
         cache = cls.for_model(model, batch_size, **options)
-        cache.layers = rooms.streaming_layers(model, cache.rows, cache.types, window, slack, sinks)
+        cache.layers = rooms.streaming.streaming_layers(
+            model, cache.rows, cache.types, window, slack, sinks
+        )
         cache.longest_pass = slack + 1
         cache.only_drafts = "a streaming cache places its first tokens anew with every pass"
         cache._survey()
@@ -351,7 +353,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         if parents is not None or base is None or not rows.span == rows.bound <= shortest:
             return self._computed(tokens, parents, depth, masked | (rows.span > shortest), near)
         if self._positions.shape[1] < base + tokens:
-            self._extend_positions(base + tokens)
+            longest = max(rows.capacity, base + tokens)
+            self._positions = torch.arange(longest, device=rows.device)[None]
         mask = None
         # A first pass is causal by itself, and a single new token sees all slots.
         if masked and base and tokens > 1 and rows.on_cpu and tokens <= _STRIP:
@@ -370,10 +373,6 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         strip = torch.full((_STRIP, longest + _STRIP), hidden, dtype=self.dtype)
         self._strip = strip.triu_(longest + 1)
 
-    def _extend_positions(self, count: int) -> None:
-        table = torch.arange(max(self.rows.capacity, count), device=self.rows.device)
-        self._positions = table[None]
-
     def _computed(
         self,
         tokens: int,
@@ -390,7 +389,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             positions = query_positions(rows.base, rows.counts, tokens)
         else:
             given = parents, tokens, depth, rows.base, rows.counts
-            positions, tree = rooms.tree_positions(*given)
+            positions, tree = rooms.tree_operators.tree_positions(*given)
         by_type: dict[str, Tensor] = {}
         for name, layer in self._of_type.items():
             by_type[name] = additive(layer.visible(positions, tree, near), self.dtype)
@@ -471,10 +470,10 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         """
         rows, front = self.rows, self._of_rows("begin", begin)
         if _ALIKE not in rows.memory:
-            rows.memory[_ALIKE] = rooms.layers_alike(self.layers, self._moved)
+            rows.memory[_ALIKE] = rooms.tree_operators.layers_alike(self.layers, self._moved)
         for keys, values, pointers in rows.memory[_ALIKE]:
             device = pointers.device
-            _, status = rooms.compact_tree(
+            _, status = rooms.tree_operators.compact_tree(
                 keys, values, pointers, front.on(device), path.to(device, non_blocking=True)
             )
             rows.status.bitwise_or_(status.to(rows.status.device))
@@ -593,7 +592,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
 
     def reserve_span(
         self, tokens: int, more: Hashable = None, tensors: Iterable[Tensor] = ()
-    ) -> rooms.MemoryKey | None:
+    ) -> rooms.graphs.MemoryKey | None:
         """Begin a round in which no row exceeds `tokens` tokens; `note_lengths` ends the round.
 
         Args:
@@ -608,7 +607,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         if tokens > min(rows.capacity, *(x.shape[2] for x in states)):
             return None
         used = [rows.lengths, rows.base, rows.status, *states, *tensors]
-        return rooms.MemoryKey(self, used, (rows.capacity, more), rows.span_of(tokens))
+        return rooms.graphs.MemoryKey(self, used, (rows.capacity, more), rows.span_of(tokens))
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
         """Set the lengths on the host after a round on the device."""

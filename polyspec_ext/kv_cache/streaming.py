@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import arguments
 from .layers import RollbackLayer, visible_slots
 from .lengths import RowLengths
+from .rollback import SINKS
 
 # Models that rotate the two halves of a key's rotary dimensions, the layout of `turn`.
 _ROTATE_HALVES = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3")
 # Types of rotary positions with frequencies that do not depend on the length.
 _FIXED = ("default", "linear", "llama3")
+
+
+def window_of(streaming: int | Mapping[str, int]) -> dict[str, int]:
+    """Return the options of a streaming cache: window and, if given, sinks and slack."""
+    if not isinstance(streaming, Mapping):
+        return {"window": arguments.integer("streaming", streaming, arguments.SIZE_MAX, 1)}
+    if "window" not in streaming or not set(streaming) <= {"window", "sinks", "slack"}:
+        raise ValueError(
+            f"streaming: expected a window, or a dict with window and, if wanted, sinks and slack, "
+            f"given a dict of {', '.join(map(str, streaming)) or 'nothing'}"
+        )
+    return dict(streaming)
+
+
+def near_of(streaming: int | Mapping[str, int], name: str) -> tuple[int, int]:
+    """Return window and sinks (`RollbackCache.inputs`) of a level called `name` that reads them in
+    the cache of another level."""
+    given = window_of(streaming)
+    if "slack" in given:
+        raise ValueError(f"{name}: the shared cache keeps all tokens: remove slack from streaming")
+    window = arguments.integer("window", given["window"], arguments.SIZE_MAX, 1)
+    return window, arguments.integer("sinks", given.get("sinks", SINKS), arguments.SIZE_MAX)
 
 
 def streaming_layers(

@@ -342,7 +342,7 @@ def batched(level: Any, name: str | None = None) -> BatchedLevel:
     """
     if isinstance(level, BatchedLevel) and level.capabilities.checked:
         return level
-    return rooms.checked_level(level, name)
+    return rooms.users.checked_level(level, name)
 
 
 # ---- vocabularies --------------------------------------------------------------------------------

@@ -171,11 +171,11 @@ class Angles:
                 self.tables, self.reached = self._whole.unbind(), numbers.shape[1]
                 self._form = like.dtype, like.device
 
-    def key(self, count: int, like: Tensor) -> rooms.MemoryKey:
+    def key(self, count: int, like: Tensor) -> rooms.graphs.MemoryKey:
         """Return a key of the tables, computed for `count` positions."""
         if self.reached < count or self._form != (like.dtype, like.device):
             self.reach(count, like)
-        return rooms.MemoryKey(self, self.tables)
+        return rooms.graphs.MemoryKey(self, self.tables)
 
     def at(self, like: Tensor, positions: Tensor) -> Sequence[Tensor]:
         """Return the values of `positions`, ``[B, T]``, which are below `reached` if it is not 0:

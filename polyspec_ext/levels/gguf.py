@@ -532,12 +532,10 @@ def packed_bytes(outputs: int, inputs: int, type: int) -> int:
     return -(-outputs // 16) * (inputs // BLOCK_INPUTS[type]) * _PACKED_BYTES[type] + LABEL_BYTES
 
 
-def _rows_alike(packed: Tensor, rows: Tensor, outputs: int, inputs: int, type: int) -> Tensor:
-    return packed.new_empty(rows.shape[0], inputs, dtype=torch.float32)
-
-
 register_fake("polyspec::block_pack", lambda *_: None)
-register_fake("polyspec::block_rows", _rows_alike)
+register_fake(
+    "polyspec::block_rows", lambda packed, x, _, n, __: packed.new_empty(len(x), n).float()
+)
 register_fake("polyspec::block_product", lambda x, _, outputs, *__: x.new_empty(len(x), outputs))
 
 # ---- models --------------------------------------------------------------------------------------

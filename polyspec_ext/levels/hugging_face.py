@@ -149,10 +149,10 @@ class HuggingFaceLevel(ModelLevel):
         prepared = isinstance(self._past, caches.RollbackCache)
         self._stacked = stacked_pass(self._runs) if prepared else None
         self._chunk = min(chunk, self.cache.longest_pass)
-        self._member: rooms.Member | None = None
+        self._member: rooms.shared_cache.Member | None = None
         self._near: tuple[int, int] | None = None  # keys of the shared cache that it reads
         # Memory of the model's weights; None: to be determined again for a new batch.
-        self._weights: rooms.MemoryKey | None = None
+        self._weights: rooms.graphs.MemoryKey | None = None
         # Reason why batches are refused, or None.
         self.one_at_a_time = self._without(masked)
         self.no_trees: str | None = None
@@ -217,8 +217,8 @@ class HuggingFaceLevel(ModelLevel):
             )
 
     def _share(self, owner: HuggingFaceLevel, streaming: int | Mapping[str, int] | None) -> None:
-        near = None if streaming is None else caches.near_of(streaming, self.name)
-        rooms.require_same_shape(self.model, owner.model, self.name)
+        near = None if streaming is None else rooms.streaming.near_of(streaming, self.name)
+        rooms.shared_cache.require_same_shape(self.model, owner.model, self.name)
         for level in (self, owner):
             if not level.supports_batches or not level.cache.takes_rows:
                 raise ValueError(
@@ -226,9 +226,9 @@ class HuggingFaceLevel(ModelLevel):
                     f"{type(level._past).__name__}"
                 )
         if owner._member is None:
-            owner._member = rooms.Member(owner)
+            owner._member = rooms.shared_cache.Member(owner)
             _owners[id(owner.model)] = owner
-        self._member = rooms.Member(self, owner._member.owner)
+        self._member = rooms.shared_cache.Member(self, owner._member.owner)
         self.adopt(owner.cache)
         self._near = near
         self._options["shares_cache_with"] = owner
@@ -295,8 +295,6 @@ class HuggingFaceLevel(ModelLevel):
         self._unchanged.require()
         self._weights = None  # weights may have moved between batches
         tokens, counts, layers = prompts.tokens, prompts.counts, prompts.hidden_layers
-        if layers:
-            self.states.require(layers, self.name)
         if self._member is not None:
             return self._member.prefill(prompts)
         rows, longest = tokens.shape
@@ -318,8 +316,6 @@ class HuggingFaceLevel(ModelLevel):
     def extend(self, sequence: Any, tokens: Tensor, layers: tuple[int, ...] = ()) -> Hidden | None:
         if sequence is None:  # the owner of the cache has read the tokens
             return None
-        if layers:
-            self.states.require(layers, self.name)
         # As in a separate batch, without other rows in its passes.
         with self._over(sequence):
             hidden = self.append(tokens, None, layers)
@@ -331,8 +327,6 @@ class HuggingFaceLevel(ModelLevel):
     ) -> Hidden | None:
         if sequences[0] is None:
             return None
-        if layers:
-            self.states.require(layers, self.name)
         with self._over(self._make(len(sequences), max(counts))):
             hidden = self._read_prompts(tokens, counts, layers)
             copies = [self.cache.save(row, 0, count) for row, count in enumerate(counts)]
@@ -451,6 +445,8 @@ class HuggingFaceLevel(ModelLevel):
     ) -> dict[int, Tensor]:
         """Append prompt tokens, without logits. Returns hidden states by layer, ``[B, T, H]``;
         empty for an empty prompt."""
+        if layers:
+            self.states.require(layers, self.name)
         if not tokens.shape[1]:
             return {}
         known = None if counts is None else RowCounts.of(counts)
@@ -582,9 +578,9 @@ class HuggingFaceLevel(ModelLevel):
 
     # ---- rounds without host synchronisation (`DeviceLengths`) -----------------------
 
-    def reserve_span(self, tokens: int) -> rooms.MemoryKey | None:
+    def reserve_span(self, tokens: int) -> rooms.graphs.MemoryKey | None:
         if self._weights is None:
-            self._weights = rooms.MemoryKey(
+            self._weights = rooms.graphs.MemoryKey(
                 self._runs, itertools.chain(self._runs.parameters(), self._runs.buffers())
             )
         lengths, ready = ([], ()) if self._member is None else self._member.reserve_span()
@@ -592,7 +588,7 @@ class HuggingFaceLevel(ModelLevel):
         if self._stacked is not None:
             weight = self._runs.model.norm.weight
             angles = self._stacked.angles.key(self.cache.rows.capacity, weight)
-        span: rooms.MemoryKey | None = self.cache.reserve_span(
+        span: rooms.graphs.MemoryKey | None = self.cache.reserve_span(
             tokens, (ready, self._weights, angles), lengths
         )
         return span

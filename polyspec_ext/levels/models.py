@@ -119,9 +119,9 @@ class ModelLevel:
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
     @functools.cached_property
-    def states(self) -> rooms.StateHooks:
+    def states(self) -> rooms.states.StateHooks:
         """Reader of the hidden states of passes."""
-        return rooms.StateHooks(self._runs)
+        return rooms.states.StateHooks(self._runs)
 
     def stamp(self) -> object:
         """Return the stamp of the model (`Unchanged.stamp`)."""
@@ -328,7 +328,7 @@ def tokenizer_at(location: str | Path, local: bool = False) -> Any:
     path = path_of(location)
     try:
         if is_gguf(path):
-            file = rooms.first_part(path)
+            file = rooms.gguf.first_part(path)
             about = file.stat()
             return copy.deepcopy(_in_file(file.resolve(), about.st_mtime_ns, about.st_size))
         source = str(path if path.exists() else location)
@@ -345,7 +345,7 @@ def tokenizer_at(location: str | Path, local: bool = False) -> Any:
 @functools.lru_cache(maxsize=4)
 def _in_file(file: Path, *_: int) -> Any:
     # Cached, since construction takes seconds.
-    return rooms.tokenizer_of(rooms.GgufFile(file))
+    return rooms.gguf.tokenizer_of(rooms.gguf.GgufFile(file))
 
 
 # ---- changes of a level's model ------------------------------------------------------------------

@@ -1,6 +1,4 @@
-"""Load models from a directory, an id on the hub, or a GGUF file, and resolve elements of chains,
-for `Chain`, `ps.plan` and the command line (`drafters.resolve`).
-"""
+"""Load models from a directory, an id on the hub, or a GGUF file, and make them levels."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ class Source:
         from transformers import AutoConfig
 
         if self.file is not None:
-            return rooms.config_of(rooms.GgufFile(self.file), torch.float32)
+            return rooms.gguf.config_of(rooms.gguf.GgufFile(self.file), torch.float32)
         return AutoConfig.from_pretrained(self.location)
 
     def model(self, kind: Any, dtype: Any) -> Any:
@@ -120,7 +118,7 @@ def model_source(name: str, location: str | Path) -> Source:
     if path.is_file():
         _require_weights(name, path)
     if is_gguf(path):
-        return Source(str(path), rooms.first_part(path))
+        return Source(str(path), rooms.gguf.first_part(path))
     try:
         validate_repo_id(text)
         local = isinstance(location, Path) or path.exists()
@@ -213,14 +211,14 @@ def load_model(
     choice = arguments.loaded_dtype("dtype", dtype) or default
     with found(name, location) as source, progress.loading(folder=source.location):
         if source.file is not None:
-            file = rooms.GgufFile(source.file)
+            file = rooms.gguf.GgufFile(source.file)
             blocks = blocks and where.type == "cpu"
-            as_blocks = blocks and rooms.has_blocks(file)
+            as_blocks = blocks and rooms.gguf.has_blocks(file)
             if blocks and not as_blocks:
                 progress.note(f"{name}: dequantising {source.file.name}: no tensor in blocks")
             default = torch.float32 if as_blocks else torch.bfloat16
             kind = choice if isinstance(choice, torch.dtype) else default
-            model = rooms.gguf_model(file, kind, as_blocks)
+            model = rooms.gguf.gguf_model(file, kind, as_blocks)
         else:
             encodes = not source.is_adapter and source.config().is_encoder_decoder
             model = source.model(AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM, choice)
@@ -238,21 +236,19 @@ def load(
     pack: bool = False,
     blocks: bool = True,
     name: str = "location",
-) -> HuggingFaceLevel | rooms.EncoderDecoderLevel | rooms.StatefulLevel:
-    """Load a level from a model id, directory or GGUF file. Arguments and errors are as in
-    `load_model`; `pack` as in `HuggingFaceLevel`."""
+) -> Any:
+    """Load a level (`level_class`) from a model id, directory or GGUF file. Arguments and errors
+    are as in `load_model`; `pack` as in `HuggingFaceLevel`."""
     model = load_model(location, dtype, device, blocks=blocks, name=name)
-    level: HuggingFaceLevel | rooms.EncoderDecoderLevel | rooms.StatefulLevel
-    level = level_for(model, Options(pack=pack))
-    return level
+    return level_for(model, Options(pack=pack))
 
 
 def level_class(model: Any) -> Any:
     """Return the class of level for a model of `transformers`."""
     if is_encoder_decoder(model):
-        return rooms.EncoderDecoderLevel
+        return rooms.encoder_decoder.EncoderDecoderLevel
     if is_stateful(model):
-        return rooms.StatefulLevel
+        return rooms.stateful.StatefulLevel
     return HuggingFaceLevel
 
 

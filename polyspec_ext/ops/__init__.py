@@ -10,7 +10,8 @@ from .. import rooms
 from .verification import CutVerifyResult, SampleResult, VerifyResult, has_cuda, sample, verify
 
 if TYPE_CHECKING:
-    from ..rooms import TreeVerifyResult, verify_tree
+    TreeVerifyResult = rooms.tree_operators.TreeVerifyResult
+    verify_tree = rooms.tree_operators.verify_tree
 
 __all__ = [
     "CutVerifyResult", "SampleResult", "TreeVerifyResult", "VerifyResult", "has_cuda", "sample",
@@ -21,4 +22,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:  # imported when first used
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(rooms, name)
+    return getattr(rooms.tree_operators, name)

@@ -434,6 +434,7 @@ def verify(  # type: ignore[misc]
 
 
 def register_fake(operator: str, result: Callable[..., Any]) -> None:
+    """Register a fake of an operator, which requires all tensors on the logits' device."""
     schema = getattr(torch.ops.polyspec, operator).default._schema
     names = [argument.name for argument in schema.arguments]
     # A parameter that may differ per request is a scalar and a tensor: "seed", "seeds".

@@ -22,7 +22,6 @@ from ..drafters import elements
 from ..inputs import Parameters, Prompt
 from ..levels.models import is_sharded, level_line
 from ..runtime.plan import default_rounds
-from ..stats import html
 from .measure import (
     MOST,
     MOST_ABOVE,
@@ -399,7 +398,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         heads, rows = _rows(self.candidates, self.plain, False)
-        return html("chain", heads, rows, _verdict(self.recommended, self.plain))
+        return columns.html("chain", heads, rows, _verdict(self.recommended, self.plain))
 
     def sources(self) -> list[str]:
         """Return the path, id or word of each element of the recommended chain.

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from .. import rooms
 
 if TYPE_CHECKING:
-    from ..rooms import POLICIES, Adaptive, CachedFsm, DrafterChoice, Fixed, Joint, Online, named
+    POLICIES = rooms.adaptive.POLICIES
+    Adaptive = rooms.adaptive.Adaptive
+    CachedFsm = rooms.adaptive.CachedFsm
+    DrafterChoice = rooms.adaptive.DrafterChoice
+    Fixed = rooms.adaptive.Fixed
+    Joint = rooms.adaptive.Joint
+    Online = rooms.adaptive.Online
+    named = rooms.adaptive.named
 
 __all__ = [
     "POLICIES", "Adaptive", "CachedFsm", "DrafterChoice", "Fixed", "Joint", "Online", "RoundReport",
@@ -77,4 +84,4 @@ class WindowPolicy(Protocol):
 def __getattr__(name: str) -> Any:  # imported when first used
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(rooms, name)
+    return getattr(rooms.adaptive, name)

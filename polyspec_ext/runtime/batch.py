@@ -10,7 +10,7 @@ import operator
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -45,7 +45,7 @@ class _Call:
 
     __slots__ = ("__weakref__", "_batch", "_caches", "_reference", "thread")
 
-    def __init__(self, caches: Sequence[tuple[str, _Cache]], batch: object) -> None:
+    def __init__(self, caches: Sequence[tuple[str, _Cache]], batch: object = None) -> None:
         self._caches, self._batch = caches, batch
         self.thread = threading.current_thread()
         # If an interrupt prevents the removal of the entries, they are removed with the frame.
@@ -100,7 +100,13 @@ def _ended(name: str) -> str:
 class CacheOwner:
     """Owner of the caches of a chain's levels: the current call, and the batch in the caches. A
     level that shares the cache of another level names the other level as its `cache_owner`. The
-    method `begin_batch` of a level, if any, is called when a batch begins with empty caches."""
+    method `begin_batch` of a level, if any, is called when a batch begins with empty caches.
+
+    Attributes:
+        work: returns a context of a batch, in which no other call uses the caches. Entering it
+            raises a RuntimeError while another call uses this chain or one of its caches, or unless
+            the batch is the latest of every cache (None: any is).
+    """
 
     def __init__(self, levels: Sequence[tuple[str, object]]) -> None:
         holders = [(name, getattr(level, "cache_owner", level)) for name, level in levels]
@@ -113,20 +119,12 @@ class CacheOwner:
             except TypeError:  # its class has no hash, or slots
                 continue
             self._caches.append((name, cache))
-
-    def work(self, batch: object = None) -> _Call:
-        """Return a context in which no other call uses the caches. Entering it raises a
-        RuntimeError if another call uses this chain or one of its caches, in another thread or
-        around this call, or unless `batch` is the latest batch of every cache (None: any is)."""
-        return _Call(self._caches, batch)
+        self.work = partial(_Call, self._caches)
 
     def begin(self, batch: object) -> None:
-        """Give the caches to `batch`."""
+        """Give the caches to `batch`, and notify levels that they have no tokens of it."""
         for _, cache in self._caches:
             cache.batch = weakref.ref(batch)
-
-    def forget(self) -> None:
-        """Notify levels that their caches have no tokens of the batch."""
         for begin in self._told:
             begin()
 
@@ -176,18 +174,17 @@ class Batch:
     ) -> None:
         self._engine, self._owner, self.rows = engine, owner, list(rows)
         self._policy = policy if engine.config.levels > 1 else None  # a target has no window
-        self._round: Callable[[], Committed] = engine.round
         if len(rows) == 1 and stats is None:
             self.stats = rows[0].stats
         else:
             levels = [LevelStats(name) for name in engine.config.names]
             self.stats = stats or Stats(levels, num_requests=0)
             self._count(rows)
-        self._reports: rooms.RoundRecorder | None = None
+        self._reports: rooms.adaptive.RoundRecorder | None = None
         if self._policy is not None or reports:
             # Processes that share a level must choose the same windows.
             timed = not any(member.capabilities.sharded for member in engine.parts)
-            self._reports = rooms.RoundRecorder(self.stats, timed)
+            self._reports = rooms.adaptive.RoundRecorder(self.stats, timed)
         self._recorder = self._reports or StatsRecorder(self.stats)
         self._processors = RequestProcessors(processors)
         for row in rows:
@@ -196,7 +193,6 @@ class Batch:
             if isinstance(before := owner.latest, Batch):
                 before.abandon()
             owner.begin(self)
-            owner.forget()
             self._begin(observe)
 
     def _begin(self, observe: Observer | None) -> None:
@@ -254,6 +250,9 @@ class Batch:
             self._owner.end(self)
             raise
         return committed
+
+    def _round(self) -> Committed:
+        return self._engine.round()
 
     def end(self, row: Row, excess: int = 0) -> None:
         """End a row, and drop its pending tokens; do not count its last `excess` tokens."""

@@ -19,7 +19,6 @@ import torch
 from .. import rooms
 from ..drafters.base import (
     BatchedDrafter,
-    DraftBlock,
     DrafterCapabilities,
     DraftInput,
     HiddenStates,
@@ -43,7 +42,6 @@ from .prefill import Caches
 from .rows import (
     Entry,
     Record,
-    Report,
     Row,
     Rows,
     StateRows,
@@ -66,8 +64,8 @@ class Verified(NamedTuple):
     the ids of the text."""
 
     sent: Step
-    passes: rooms.Passes | None
-    nodes: rooms.TreePass | None
+    passes: rooms.graphs.Passes | None
+    nodes: rooms.pending_trees.TreePass | None
     logits: torch.Tensor
     hidden: Hidden | None
     skipped: torch.Tensor | None
@@ -120,7 +118,7 @@ class Engine:
         levels: Sequence[BatchedLevel],
         drafter: BatchedDrafter | None,
         *,
-        graphs: rooms.Graphs | None = None,
+        graphs: rooms.graphs.Graphs | None = None,
         sync_each_step: bool | None = None,
     ) -> None:
         self.config, self.graphs = config, graphs
@@ -140,7 +138,7 @@ class Engine:
         synced = config.device.type == "cpu" if sync_each_step is None else sync_each_step
         if not synced:
             bounded = usual.steps is not None
-            reason = rooms.needs_host(config, levels, drafter, self._gives_hidden, bounded)
+            reason = rooms.graphs.needs_host(config, levels, drafter, self._gives_hidden, bounded)
             if sync_each_step is False and reason is not None:
                 expected = f"sync_each_step: expected True or None, since {reason}"
                 raise ValueError(f"{expected}, given False")
@@ -149,9 +147,11 @@ class Engine:
         self._planner = RoundPlanner(config, self.parts, can, graphs is not None)
         self.caches = Caches(config, self.parts, self._layers)
         self.traces = False
-        self._passes: rooms.Passes | None = None  # captured passes of steps that the host reads
+        self._passes: rooms.graphs.Passes | None = (
+            None  # captured passes of steps that the host reads
+        )
         if graphs is not None and any(member.capabilities.keeps_lengths for member in self.parts):
-            self._passes = rooms.Passes(graphs, usual.max_pending)
+            self._passes = rooms.graphs.Passes(graphs, usual.max_pending)
         self.slots: list[Row] = []
         # Current level and step (None: all rows), for messages.
         self._at_work: tuple[int, Step | None] | None = None
@@ -176,12 +176,8 @@ class Engine:
 
     def empty_rows(self, batch: int) -> Rows:
         """Return rows of `batch` requests without cached tokens."""
-        return Rows(StateRows(self._count, batch), hidden=self._no_states(batch))
-
-    def _no_states(self, batch: int) -> rooms.HiddenWindow | None:
-        if not self._layers:
-            return None
-        return rooms.HiddenWindow(batch, torch.device("cpu"))
+        hidden = rooms.features.HiddenWindow(batch, torch.device("cpu")) if self._layers else None
+        return Rows(StateRows(self._count, batch), hidden=hidden)
 
     def follow(self, slots: Sequence[Row]) -> None:
         """Continue with the requests `slots`."""
@@ -199,7 +195,7 @@ class Engine:
         """Have all levels read the texts again."""
         self.caches.begin()
         self._rounds_left, self._at_work = 0, None
-        self.rows.hidden = self._no_states(self.rows.state.batch)
+        self.rows.hidden = self.empty_rows(self.rows.state.batch).hidden
 
     def restate(self) -> None:
         """Continue with copies of the state rows, of which the next round is planned anew."""
@@ -266,10 +262,10 @@ class Engine:
         self._rounds_left = 1 if forced else planner.lasting(plan, rows, self.slots, active)
 
     @cached_property
-    def _queue(self) -> rooms.Queue:
+    def _queue(self) -> rooms.graphs.Queue:
         drafter = self._drafter
         can = DrafterCapabilities() if drafter is None else drafter.capabilities
-        return rooms.Queue(self.config, self.parts, self._gives_hidden, can, self.graphs)
+        return rooms.graphs.Queue(self.config, self.parts, self._gives_hidden, can, self.graphs)
 
     @property
     def _on_host(self) -> bool:
@@ -298,7 +294,7 @@ class Engine:
 
     def _run_steps(
         self,
-    ) -> tuple[Sequence[Step | rooms.PlannedStep], Sequence[Any], Record, torch.Tensor]:
+    ) -> tuple[Sequence[Step | rooms.graphs.PlannedStep], Sequence[Any], Record, torch.Tensor]:
         """Run the steps of a round. Returns the steps, ticks before the first and after each of
         them, the round's record on the host, and the target's logits in text order."""
         rows, state, tick = self.rows, self.rows.state, self._clock.tick
@@ -323,7 +319,7 @@ class Engine:
 
     def _run_queued(
         self, tick: Callable[[], Any]
-    ) -> tuple[Sequence[rooms.PlannedStep], Sequence[Any], Record, torch.Tensor]:
+    ) -> tuple[Sequence[rooms.graphs.PlannedStep], Sequence[Any], Record, torch.Tensor]:
         plan, rows, queue = self._plan, self.rows, self._queue
         nodes = self._planner.tree_size(plan)
         steps, ticks, table, logits = queue.run(
@@ -340,7 +336,7 @@ class Engine:
         return steps, ticks, record, logits
 
     def _count_steps(
-        self, steps: Sequence[Step | rooms.PlannedStep], ticks: Sequence[Any], record: Record
+        self, steps: Sequence[Step | rooms.graphs.PlannedStep], ticks: Sequence[Any], record: Record
     ) -> None:
         """Add the steps of a round to the statistics, and the origins of its tokens to the rows."""
         if self.traces:
@@ -366,16 +362,20 @@ class Engine:
         forced: Sequence[list[int]] = ()
         if self._applied is not None and step.host is not None:
             size = self.config.vocab_sizes[-2]
-            forced = rooms.forced(rows, self._applied, step.host.lengths, size)
+            forced = rooms.forced.forced(rows, self._applied, step.host.lengths, size)
         states = None if rows.hidden is None else rows.hidden.states()
         inputs = self._draft_input(step, drafter, states, any(forced))
         if any(forced):
             id_map = self.config.id_maps[-1]
-            block, drafts = rooms.draft_behind(drafter, inputs, forced, id_map, self._can.trees)
+            block, drafts = rooms.forced.draft_behind(
+                drafter, inputs, forced, id_map, self._can.trees
+            )
         else:
             block, drafts = drafter.draft(inputs), True
         if self._can.trees or block.parents is not None:
-            block = rooms.append_tree(self.config, self._can, rows.pending, step, block)
+            block = rooms.pending_trees.append_tree(
+                self.config, self._can, rows.pending, step, block
+            )
         self._at_work = None
         if rows.hidden is not None and states is not None and drafts:
             rows.hidden.forget(plan.part, list(map(_ENDED, self.slots)), states.counts)
@@ -386,7 +386,10 @@ class Engine:
         if report.status & ERROR_BITS:
             self._require_distributions(self._count, report.entries)
         if inputs.wants_rows:
-            self._append_rows(step, block, report)
+            rows.pending.tables[self._count - 1] = block.rows
+            if step.tail:
+                tail = block.tokens, block.rows, report.appended, plan.of_tail
+                rows.pending.append_tail(*tail, self.config.id_maps[-1])
         if rows.on_host:
             nodes = None if tree is None else tree.counts.tolist()
             self._drafts.append((drafter.num_forward_passes - before, nodes))
@@ -427,13 +430,6 @@ class Engine:
             passes=passes,
         )
 
-    def _append_rows(self, step: Step, block: DraftBlock, report: Report) -> None:
-        pending, id_map = self.rows.pending, self.config.id_maps[-1]
-        pending.tables[self._count - 1] = block.rows
-        if step.tail:
-            of_tail = step.plan.of_tail
-            pending.append_tail(block.tokens, block.rows, report.appended, of_tail, id_map)
-
     def _sent(self, step: Step, device: torch.device) -> Step:
         assert self._passes is not None
         plan, cached = self._plan, self.rows.state.cached(step.level)
@@ -458,7 +454,9 @@ class Engine:
         allowed = None
         if self._applied is not None:
             observed = self._observe is not None
-            logits, allowed = rooms.process(rows, self._applied, step, tree, read.logits, observed)
+            logits, allowed = rooms.forced.process(
+                rows, self._applied, step, tree, read.logits, observed
+            )
             read = read._replace(logits=logits)
         device, sent = read.logits.device, read.sent
         local = sent.plan if sent.table.device == device else sent.on(device)
@@ -491,7 +489,7 @@ class Engine:
         self._hand_up(step, read, emitted, result.statistics, paths)
         return emitted.tokens, emitted.logprobs, read.logits
 
-    def _read(self, step: Step, tree: rooms.PendingTree | None) -> Verified:
+    def _read(self, step: Step, tree: rooms.pending_trees.PendingTree | None) -> Verified:
         """Read the unread tokens and the pending tokens or trees of a step with its level."""
         number, sent, passes, nodes = step.level, step, None, None
         level = self._levels[number - 1]
@@ -532,7 +530,7 @@ class Engine:
 
     def _verify_tree(
         self,
-        tree: rooms.PendingTree,
+        tree: rooms.pending_trees.PendingTree,
         step: Step,
         read: Verified,
         q: RowBuffer | None,
@@ -543,7 +541,7 @@ class Engine:
         assert read.nodes is not None
         proposed = tree.proposal(q, step.most, read.logits.device)
         result, logits, hidden, path = read.nodes.verified(
-            self.config.operators.verify_tree or rooms.verify_tree,
+            self.config.operators.verify_tree or rooms.tree_operators.verify_tree,
             proposed,
             read.logits,
             read.hidden,
@@ -583,7 +581,7 @@ class Engine:
                 if paths is None or level not in paths:
                     left = self.parts[level - 1].rollback(lengths)
                 else:
-                    left = rooms.keep_path(
+                    left = rooms.pending_trees.keep_path(
                         self.parts[level - 1], step.plan.positions, paths[level], lengths
                     )
                 self._at_work = None

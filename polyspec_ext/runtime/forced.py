@@ -22,7 +22,7 @@ def process(
     rows: Rows,
     processors: RequestProcessors,
     step: Step,
-    tree: rooms.PendingTree | None,
+    tree: rooms.pending_trees.PendingTree | None,
     logits: torch.Tensor,
     observed: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -51,7 +51,7 @@ def process(
 
 
 def _texts(
-    rows: Rows, step: Step, tree: rooms.PendingTree | None
+    rows: Rows, step: Step, tree: rooms.pending_trees.PendingTree | None
 ) -> Iterator[tuple[int, slice, torch.Tensor]]:
     """Yield for each slot of a step: the slot, a slice of rows of the level's logits, and the text
     that the last of these rows follows."""

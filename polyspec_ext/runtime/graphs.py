@@ -27,7 +27,7 @@ from ..drafters.base import Outputs as Outputs
 from ..levels.base import BatchedLevel, DeviceLengths, InputBlock, LevelOutput
 from ..tensors import Plan, RowCounts
 from .plan import ChainConfig, Member, RoundPlan
-from .rows import Entry, Record, Report, Row, Rows, StateRows, Step
+from .rows import Entry, Record, Row, Rows, Step
 
 Run = Callable[[], Outputs]
 _FAILURES = 2  # consecutive failed captures of a kind of step before capturing stops
@@ -479,7 +479,7 @@ def _memory(rows: Rows, level: int, tail: bool, hidden: bool) -> MemoryKey:
         tensors += [tensor for tensor in pending.tree if tensor is not None]
     form: tuple[int | bool, ...] = (level == 1 and not pending.tail_has_statistics,)
     if rows.hidden is not None and rows.hidden.width and (level == levels or hidden):
-        tensors += cast("rooms.HiddenRing", rows.hidden).tensors
+        tensors += cast("rooms.features.HiddenRing", rows.hidden).tensors
         form = (*form, rows.hidden.width)
     return MemoryKey(rows, tensors, form)
 
@@ -522,22 +522,6 @@ Returns:
     the target), and how many emitted tokens follow them; and kept ``[n, B]`` int64, the maximum
     valid length of each level's cache.
 """
-
-
-def queued_report(
-    rows: StateRows,
-    step: Step,
-    tokens: torch.Tensor,
-    counts: torch.Tensor | None,
-    status: torch.Tensor | None,
-    eos: torch.Tensor,
-) -> Report:
-    """Enter the tokens of a queued step (`StateRows.report`)."""
-    if status is None:
-        status = torch.zeros_like(tokens, dtype=torch.int32)
-    shape = rows.shape.levels, rows.shape.steps, step.level
-    slots, cached = report(rows.words, *shape, step.table, tokens, counts, status, eos)
-    return Report(slots, cached.unbind())
 
 
 def _next(state: torch.Tensor, *numbers: int) -> _Three:

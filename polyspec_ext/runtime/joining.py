@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -16,17 +16,14 @@ from ..drafters.base import levels_of
 from ..errors import named
 from ..levels.base import Admitting, Hidden
 from ..policies import WindowPolicy
-from ..stats import LevelStats, Stats, StatsRecorder
+from ..stats import LevelStats, Stats
 from ..tensors import RowCounts, common_prefix, padded
 from .batch import Batch, CacheOwner
 from .engine import Committed, Engine, Observer
-from .prefill import Caches
 from .prefixes import Copies, Prefixes
-from .rows import Row, Rows, StateRows
+from .rows import Row, Rows
 
 _ENDED = operator.attrgetter("ended")
-
-# ---- texts that join a batch ---------------------------------------------------------------------
 
 _AHEAD = 512  # maximum new tokens with room in the caches when a row joins
 
@@ -49,232 +46,6 @@ class Reading:
     def left(self) -> int:
         """Return the maximum unread tokens of any level."""
         return self.row.committed - 1 - min(self.lengths[number] for number in self.asked)
-
-
-class Readings:
-    """Reader of texts outside the batch of `caches`, which then join it."""
-
-    def __init__(self, caches: Caches) -> None:
-        self._caches = caches
-        self._config, self._parts = caches.config, caches.parts
-        self._layers, self._count = caches.layers, caches.count
-
-    @property
-    def can_join(self) -> bool:
-        """Return whether readings can join the current batch: the target has begun it, and so has a
-        drafter that reads hidden states of every token."""
-        return (
-            all(self._caches.begun[: len(self._parts)]) if self._layers else self._caches.begun[0]
-        )
-
-    @property
-    def admits(self) -> bool:
-        """Return whether texts can be read outside the batch: every level can add rows to it."""
-        return all(level.capabilities.admits for level in self._parts)
-
-    def _models(self, prefixes: Prefixes) -> object:
-        # Copies of models with other stamps are void.
-        levels = [level for part in self._parts for level in levels_of(part)]
-        stamp = [level.stamp() for level in levels if hasattr(level, "stamp")]
-        return prefixes.forget_unless(stamp)
-
-    def note_models(self, prefixes: Prefixes, rows: Sequence[Row]) -> None:
-        """Note the models that read the texts of rows first, and forget copies of others."""
-        models = self._models(prefixes)
-        for row in rows:
-            row.models = row.models or models
-
-    def find(self, prefixes: Prefixes | None, row: Row) -> dict[int, Copies]:
-        """Return by level the copies of a row's text but for its last token."""
-        if prefixes is None:
-            return {}
-        # A drafter that reads the target's hidden states has read one more token when it begins.
-        return prefixes.find(row.tokens[:-1], {1: self._count} if self._layers else {})
-
-    def keep(
-        self,
-        prefixes: Prefixes,
-        rows: Sequence[Row],
-        cached: Callable[[Row], Sequence[int]],
-        begin: bool,
-    ) -> None:
-        """Save copies of the levels' caches for `rows` in the batch, with lengths `cached`. With
-        `begin`, levels that save whole rows copy the state after the prompt only."""
-        models = self._models(prefixes)
-        for row in rows:
-            if row.error is None and row.kept != row.committed:
-                if row.models is models:  # else changed since
-                    self._keep_row(prefixes, row, cached(row), begin)
-                row.kept = row.committed
-
-    def _keep_row(self, prefixes: Prefixes, row: Row, cached: Sequence[int], begin: bool) -> None:
-        lengths, can_begin = [0] * len(cached), self.can_begin()
-        for number, (level, size) in enumerate(zip(self._parts, cached, strict=True), 1):
-            if not self._caches.begun[number - 1]:  # has rows of an earlier batch, or none
-                continue
-            if level.capabilities.saves_rows:
-                ends = row.stats.num_prompt_tokens - 1, size
-                for end in ends[: 1 if begin else 2]:
-                    copy = self._save(row.slot, number, 0, end)
-                    prefixes.add_state(row.tokens[:end], number, copy)
-            elif number in can_begin:
-                lengths[number - 1] = size
-        prefixes.add(row.tokens, lengths, partial(self._save, row.slot))
-
-    def _save(self, slot: int, number: int, begin: int, end: int) -> Any:
-        return cast(Admitting, self._parts[number - 1]).save(slot, begin, end)
-
-    def can_begin(self) -> list[int]:
-        """Return the levels that can begin a batch with copies; other levels read all texts."""
-        can = [(number, level.capabilities) for number, level in enumerate(self._parts, 1)]
-        able = [number for number, caps in can if caps.admits or caps.continues]
-        if self._layers and not {1, self._count} <= set(able):
-            # The target must compute the hidden states that the drafter reads.
-            able = [number for number in able if 1 < number < self._count]
-        # A level that begins without copies may overwrite a cache shared with another level.
-        apart = {number for number, caps in can if caps.reads_apart}
-        whole = {number for number, _ in can} - set(able)
-        return [] if set(able) - apart and whole - apart else able
-
-    def open(self, row: Row, found: Mapping[int, Copies], plain: bool) -> Reading:
-        """Return the reading of a request's text, which begins with copies by level. If requests
-        decode with the target alone (`plain`), lower levels read the text when they draft."""
-        numbers = self.can_begin()
-        parts = {number: cast(Admitting, self._parts[number - 1]) for number in numbers}
-        sequences = {number: level.open(row.committed) for number, level in parts.items()}
-        # A target that decodes alone needs no lower level.
-        alone = row.request.window_bound == 0 or (plain and not self._layers)
-        readers = numbers[:1] if alone else numbers
-        lengths = dict.fromkeys(sequences, 0)
-        for number in readers:
-            lengths[number] = sum(count for _, count in found.get(number, ()))
-            if sequences[number] is None:  # it has read as much as the levels above
-                lengths[number] = min(lengths[above] for above in readers if above < number)
-        if self._layers and self._count in readers and 1 in readers:
-            # The drafter reads the hidden states of the target's next passes. It combines a state
-            # with the next token, so the last common token is read again.
-            lengths[1] = max(0, min(lengths[1], lengths[self._count] - 1))
-            lengths[self._count] = min(lengths[self._count], lengths[1] + 1)
-        for number in readers:
-            left = lengths[number]
-            for copy, count in found.get(number, ()) if sequences[number] is not None else ():
-                if left > 0:
-                    parts[number].restore(sequences[number], copy, min(count, left))
-                left -= count
-        return Reading(row, sequences, lengths, readers, lengths.get(1, 0))
-
-    def extend(self, reading: Reading, most: int, recorder: StatsRecorder) -> None:
-        """Read the text with every level, up to `most` tokens beyond the tokens that all levels
-        have read."""
-        end = reading.row.committed - 1 - max(0, reading.left - most)
-        for number in reading.asked:
-            if reading.lengths[number] < end:
-                self._extend(number, [reading], end, recorder)
-
-    def extend_all(self, readings: Sequence[Reading], recorder: StatsRecorder) -> None:
-        """Read the whole texts with every level; completely unread texts in one pass, if the level
-        can (`LevelCapabilities.reads_together`)."""
-        for number in readings[0].sequences:
-            due = [reading for reading in readings if number in reading.asked]
-            fresh = [text for text in due if text.lengths[number] == 0 and text.row.committed > 1]
-            if self._parts[number - 1].capabilities.reads_together and len(fresh) > 1:
-                self._extend(number, fresh, max(text.row.committed for text in fresh) - 1, recorder)
-            for reading in due:
-                if reading.lengths[number] < reading.row.committed - 1:
-                    self._extend(number, [reading], reading.row.committed - 1, recorder)
-
-    def _extend(
-        self, number: int, readings: Sequence[Reading], end: int, recorder: StatsRecorder
-    ) -> None:
-        """Read texts with a level up to position `end`; several texts from their first token on."""
-        level, began = cast(Admitting, self._parts[number - 1]), time.perf_counter()
-        layers = self._layers if number == 1 else ()
-        texts = [reading.row.tokens[:-1][reading.lengths[number] : end] for reading in readings]
-        sequences = [reading.sequences[number] for reading in readings]
-        with named(self._config.names, number - 1, [reading.row for reading in readings]):
-            tokens, counts = padded(texts, self._parts[number - 1].device)
-            tokens = self._config.id_maps[number - 1].to_below(tokens)
-            if len(readings) == 1:
-                hidden = level.extend(sequences[0], tokens, layers)
-            else:
-                hidden = level.extend_together(sequences, tokens, counts, layers)
-        seconds = (time.perf_counter() - began) / len(readings)
-        for index, (reading, count) in enumerate(zip(readings, counts, strict=True)):
-            reading.lengths[number] += count
-            if layers and hidden is not None:
-                states = {layer: x[index : index + 1, :count] for layer, x in hidden.items()}
-                reading.hidden.append(states)
-            recorder.prefilled(number - 1, seconds, reading.row.stats)
-
-    def join(self, readings: Sequence[Reading], slots: Sequence[Row], rows: Rows) -> None:
-        """Add the requests of `readings` to the batch; `slots` and `rows` include them. In levels
-        that have not begun the batch the other rows are empty. If the drafter reads the target's
-        hidden states, both must have begun the batch (`can_join`)."""
-        joined = [reading.row.slot for reading in readings]
-        capacity = max(row.committed + min(row.room, _AHEAD) for row in slots)
-        for number in readings[0].sequences:
-            level = cast(Admitting, self._parts[number - 1])
-            lengths = {reading.row.slot: reading.lengths[number] for reading in readings}
-            sequences = {reading.row.slot: reading.sequences[number] for reading in readings}
-            cached = rows.state.cached(number)
-            begun = self._caches.begun[number - 1]
-            for slot in () if begun else range(len(slots)):
-                if slot not in sequences:
-                    sequences[slot], lengths[slot] = level.open(capacity), 0
-            order = sorted(sequences)
-            with named(self._config.names, number - 1, [reading.row for reading in readings]):
-                sizes = [lengths[slot] for slot in order]
-                numbers = joined if begun else None
-                level.admit([sequences[slot] for slot in order], sizes, capacity, numbers)
-            for slot, length in lengths.items():
-                cached[slot] = length
-            rows.state.set_cached(number, cached)
-            self._caches.begun[number - 1] = True
-        if self._layers and 1 in readings[0].sequences:
-            self._join_hidden(readings, len(slots), rows)
-
-    def _join_hidden(self, readings: Sequence[Reading], batch: int, rows: Rows) -> None:
-        begin, counts = [0] * batch, [0] * batch
-        states: dict[int, torch.Tensor] = {}
-        longest = max(reading.lengths[1] - reading.begin for reading in readings)
-        for reading in readings:
-            slot = reading.row.slot
-            begin[slot], counts[slot] = reading.begin, reading.lengths[1] - reading.begin
-            for layer in self._layers if reading.hidden else ():
-                of_row = torch.cat([hidden[layer] for hidden in reading.hidden], 1)
-                if layer not in states:
-                    states[layer] = of_row.new_zeros(batch, longest, of_row.shape[2])
-                states[layer][slot, : of_row.shape[1]] = of_row[0]
-        if longest and rows.hidden is not None:
-            rows.hidden.add(states, torch.tensor(begin), torch.tensor(counts))
-
-    def common(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> dict[int, int]:
-        """Return by slot the length of the common prefix of the old and the new text of rows, less
-        than the new text's. Refuses texts and rows as `OpenBatch.rewind`."""
-        if self._layers:
-            reading = f"{self._config.names[-1]}: expected a drafter that reads tokens alone"
-            raise ValueError(f"{reading}, whose texts can be replaced, given one of hidden states")
-        lengths = {}
-        for row, text in zip(rows, texts, strict=True):
-            if not text or row.ended:
-                state = "a request that has ended" if row.ended else "an empty text"
-                raise ValueError(f"rewind: expected a text of a running request, given {state}")
-            lengths[row.slot] = min(common_prefix(row.tokens, text), len(text) - 1)
-        return lengths
-
-    def cut(
-        self, lengths: Mapping[int, int], slots: Sequence[Row], state: StateRows, more: int
-    ) -> None:
-        """Cut every cache to at most ``lengths[slot]`` tokens per row. From now on the first step
-        of a level may read `more` additional tokens instead of a separate pass."""
-        self._caches.more = more
-        for number, level in enumerate(self._parts, 1):
-            if self._caches.begun[number - 1]:
-                cached = state.cached(number)
-                sizes = [min(n, lengths.get(slot, n)) for slot, n in enumerate(cached)]
-                with named(self._config.names, number - 1, slots):
-                    left = level.rollback(RowCounts(sizes))
-                state.set_cached(number, list(map(min, sizes, left)))
 
 
 class OpenBatch(Batch):
@@ -300,13 +71,13 @@ class OpenBatch(Batch):
         **options: Any,
     ) -> None:
         self._prefixes, self._traces, self._isolates = prefixes, traces, isolates
-        self._readings = Readings(engine.caches)
+        self._config, self._parts = engine.config, engine.parts
+        self._layers, self._last = engine.caches.layers, engine.caches.count
         if isolates:  # counts by verification would grow without end
             names = engine.config.names
             levels = [LevelStats(name, emitted_per_verification=None) for name in names]
             options["stats"] = Stats(levels, num_requests=0)
         super().__init__(engine, owner, rows, **options)
-        self._round = self._round_and_keep
 
     def _begin(self, observe: Observer | None) -> None:
         # Whether rows decode plainly, as policies begin.
@@ -322,8 +93,8 @@ class OpenBatch(Batch):
 
     @property
     def admits(self) -> bool:
-        """Return whether texts can be read outside the batch (`Readings.admits`)."""
-        return self._readings.admits
+        """Return whether texts can be read outside the batch: every level can add rows to it."""
+        return all(level.capabilities.admits for level in self._parts)
 
     # ---- requests that join and leave ------------------------------------------------------------
 
@@ -332,37 +103,92 @@ class OpenBatch(Batch):
         copies of its prefix."""
         with torch.inference_mode(), self._owner.work(self):
             self._note_models([row])
-            return self._open(row, self._readings.find(self._prefixes, row))
+            return self._open(row, self._find(row))
 
-    def _note_models(self, rows: Sequence[Row]) -> None:
-        if self._prefixes is not None:
-            self._readings.note_models(self._prefixes, rows)
-
-    def _open(self, row: Row, copies: Mapping[int, Copies]) -> Reading:
-        reading = self._readings.open(row, copies, self._plain)
+    def _open(self, row: Row, found: Mapping[int, Copies]) -> Reading:
+        """Return the reading of a request's text, which begins with copies by level. If requests
+        decode with the target alone (`_plain`), lower levels read the text when they draft."""
+        numbers = self._can_begin()
+        parts = {number: cast(Admitting, self._parts[number - 1]) for number in numbers}
+        sequences = {number: level.open(row.committed) for number, level in parts.items()}
+        # A target that decodes alone needs no lower level.
+        alone = row.request.window_bound == 0 or (self._plain and not self._layers)
+        readers = numbers[:1] if alone else numbers
+        lengths = dict.fromkeys(sequences, 0)
+        for number in readers:
+            lengths[number] = sum(count for _, count in found.get(number, ()))
+            if sequences[number] is None:  # it has read as much as the levels above
+                lengths[number] = min(lengths[above] for above in readers if above < number)
+        if self._layers and self._last in readers and 1 in readers:
+            # The drafter reads the hidden states of the target's next passes. It combines a state
+            # with the next token, so the last common token is read again.
+            lengths[1] = max(0, min(lengths[1], lengths[self._last] - 1))
+            lengths[self._last] = min(lengths[self._last], lengths[1] + 1)
+        for number in readers:
+            left = lengths[number]
+            for copy, count in found.get(number, ()) if sequences[number] is not None else ():
+                if left > 0:
+                    parts[number].restore(sequences[number], copy, min(count, left))
+                left -= count
+        begin = lengths.get(1, 0)
         for stats in {id(counts): counts for counts in (row.stats, self.stats)}.values():
-            stats.num_cached_tokens += reading.begin
-        return reading
+            stats.num_cached_tokens += begin
+        return Reading(row, sequences, lengths, readers, begin)
 
     def _begin_with_copies(self) -> None:
         """Start the rows from the saved copies of their prefixes, if any."""
-        levels = self._readings.can_begin()
-        saved = [self._readings.find(self._prefixes, row) for row in self.rows]
+        levels, saved = self._can_begin(), list(map(self._find, self.rows))
         if not any(level in copies for copies in saved for level in levels):
             return
-        readings = [self._open(*pair) for pair in zip(self.rows, saved, strict=True)]
-        self._readings.extend_all(readings, self._recorder)
-        self._readings.join(readings, self._engine.slots, self._engine.rows)
+        readings = list(map(self._open, self.rows, saved))
+        self._extend_all(readings)
+        self._admit(readings, self._engine.slots, self._engine.rows)
 
     def read(self, reading: Reading, most: int) -> None:
-        """Read at most `most` tokens of a text with every level (`Readings.extend`)."""
+        """Read a text with every level, up to `most` tokens beyond the tokens that all levels have
+        read."""
+        end = reading.row.committed - 1 - max(0, reading.left - most)
         with torch.inference_mode(), self._owner.work(self):
-            self._readings.extend(reading, most, self._recorder)
+            for number in reading.asked:
+                if reading.lengths[number] < end:
+                    self._extend(number, [reading], end)
 
     def read_all(self, readings: Sequence[Reading]) -> None:
-        """Read the rest of several texts with every level (`Readings.extend_all`)."""
+        """Read the rest of several texts with every level; completely unread texts in one pass, if
+        the level can (`LevelCapabilities.reads_together`)."""
         with torch.inference_mode(), self._owner.work(self):
-            self._readings.extend_all(readings, self._recorder)
+            self._extend_all(readings)
+
+    def _extend_all(self, readings: Sequence[Reading]) -> None:
+        for number in readings[0].sequences:
+            due = [reading for reading in readings if number in reading.asked]
+            fresh = [text for text in due if text.lengths[number] == 0 and text.row.committed > 1]
+            if self._parts[number - 1].capabilities.reads_together and len(fresh) > 1:
+                self._extend(number, fresh, max(text.row.committed for text in fresh) - 1)
+            for reading in due:
+                if reading.lengths[number] < reading.row.committed - 1:
+                    self._extend(number, [reading], reading.row.committed - 1)
+
+    def _extend(self, number: int, readings: Sequence[Reading], end: int) -> None:
+        """Read texts with a level up to position `end`; several texts from their first token on."""
+        level, began = cast(Admitting, self._parts[number - 1]), time.perf_counter()
+        layers = self._layers if number == 1 else ()
+        texts = [reading.row.tokens[:-1][reading.lengths[number] : end] for reading in readings]
+        sequences = [reading.sequences[number] for reading in readings]
+        with named(self._config.names, number - 1, [reading.row for reading in readings]):
+            tokens, counts = padded(texts, self._parts[number - 1].device)
+            tokens = self._config.id_maps[number - 1].to_below(tokens)
+            if len(readings) == 1:
+                hidden = level.extend(sequences[0], tokens, layers)
+            else:
+                hidden = level.extend_together(sequences, tokens, counts, layers)
+        seconds = (time.perf_counter() - began) / len(readings)
+        for index, (reading, count) in enumerate(zip(readings, counts, strict=True)):
+            reading.lengths[number] += count
+            if layers and hidden is not None:
+                states = {layer: x[index : index + 1, :count] for layer, x in hidden.items()}
+                reading.hidden.append(states)
+            self._recorder.prefilled(number - 1, seconds, reading.row.stats)
 
     def join(self, rows: Sequence[Row], readings: Sequence[Reading] = ()) -> None:
         """Add requests after the rows of the batch; where steps are captured, into the slots of
@@ -380,9 +206,8 @@ class OpenBatch(Batch):
     def _join(self, new: Sequence[Row], readings: Sequence[Reading]) -> None:
         engine = self._engine
         engine.drop_complete()
-        captures = engine.captures
-        slots = list(engine.slots) if captures or not all(map(_ENDED, engine.slots)) else []
-        free = [row.slot for row in slots if row.ended] if captures else []
+        slots = list(engine.slots) if engine.captures or not all(map(_ENDED, engine.slots)) else []
+        free = [row.slot for row in slots if row.ended] if engine.captures else []
         joined = [*free[: len(new)], *range(len(slots), len(slots) + len(new) - len(free))]
         for slot, row in zip(joined, new, strict=True):
             row.slot = slot
@@ -393,10 +218,13 @@ class OpenBatch(Batch):
         else:
             rows = engine.empty_rows(len(new))
             engine.caches.begin()
-        together = bool(readings) and (len(slots) == len(new) or self._readings.can_join)
+        # The target has begun a batch that readings join, and so has a drafter of hidden states.
+        begun = engine.caches.begun
+        can_join = all(begun[: len(self._parts)]) if self._layers else begun[0]
+        together = bool(readings) and (len(slots) == len(new) or can_join)
         try:
             if together:
-                self._readings.join(readings, slots, rows)
+                self._admit(readings, slots, rows)
         except BaseException:
             engine.begin_caches()  # some caches have the new rows
             raise
@@ -406,6 +234,48 @@ class OpenBatch(Batch):
         for row in new:
             engine.begin_windows(row)
         engine.follow(slots)
+
+    def _admit(self, readings: Sequence[Reading], slots: Sequence[Row], rows: Rows) -> None:
+        """Add the requests of `readings` to the batch; `slots` and `rows` include them. In levels
+        that have not begun the batch the other rows are empty. If the drafter reads the target's
+        hidden states, both must have begun the batch."""
+        joined = [reading.row.slot for reading in readings]
+        capacity = max(row.committed + min(row.room, _AHEAD) for row in slots)
+        for number in readings[0].sequences:
+            level = cast(Admitting, self._parts[number - 1])
+            lengths = {reading.row.slot: reading.lengths[number] for reading in readings}
+            sequences = {reading.row.slot: reading.sequences[number] for reading in readings}
+            cached = rows.state.cached(number)
+            begun = self._engine.caches.begun[number - 1]
+            for slot in () if begun else range(len(slots)):
+                if slot not in sequences:
+                    sequences[slot], lengths[slot] = level.open(capacity), 0
+            order = sorted(sequences)
+            with named(self._config.names, number - 1, [reading.row for reading in readings]):
+                sizes = [lengths[slot] for slot in order]
+                numbers = joined if begun else None
+                level.admit([sequences[slot] for slot in order], sizes, capacity, numbers)
+            for slot, length in lengths.items():
+                cached[slot] = length
+            rows.state.set_cached(number, cached)
+            self._engine.caches.begun[number - 1] = True
+        if self._layers and 1 in readings[0].sequences:
+            self._join_hidden(readings, len(slots), rows)
+
+    def _join_hidden(self, readings: Sequence[Reading], batch: int, rows: Rows) -> None:
+        begin, counts = [0] * batch, [0] * batch
+        states: dict[int, torch.Tensor] = {}
+        longest = max(reading.lengths[1] - reading.begin for reading in readings)
+        for reading in readings:
+            slot = reading.row.slot
+            begin[slot], counts[slot] = reading.begin, reading.lengths[1] - reading.begin
+            for layer in self._layers if reading.hidden else ():
+                of_row = torch.cat([hidden[layer] for hidden in reading.hidden], 1)
+                if layer not in states:
+                    states[layer] = of_row.new_zeros(batch, longest, of_row.shape[2])
+                states[layer][slot, : of_row.shape[1]] = of_row[0]
+        if longest and rows.hidden is not None:
+            rows.hidden.add(states, torch.tensor(begin), torch.tensor(counts))
 
     def leave(self, row: Row) -> None:
         """Remove a row that has ended from `rows`."""
@@ -429,12 +299,18 @@ class OpenBatch(Batch):
         that no draw repeats. Refuses drafters of hidden states, empty texts and ended rows."""
         engine = self._engine
         with torch.inference_mode(), self._owner.work(self):
-            lengths = self._readings.common(rows, texts)
+            lengths = self._common(rows, texts)
             engine.restate()
             try:
                 # A step that the host reads also reads the token after accepted drafts.
-                more = int(engine.sync_each_step)
-                self._readings.cut(lengths, engine.slots, engine.rows.state, more)
+                engine.caches.more = int(engine.sync_each_step)
+                for number, level in enumerate(self._parts, 1):
+                    if engine.caches.begun[number - 1]:
+                        cached = engine.rows.state.cached(number)
+                        sizes = [min(n, lengths.get(slot, n)) for slot, n in enumerate(cached)]
+                        with named(self._config.names, number - 1, engine.slots):
+                            left = level.rollback(RowCounts(sizes))
+                        engine.rows.state.set_cached(number, list(map(min, sizes, left)))
             except BaseException:
                 engine.begin_caches()  # some caches are cut
                 raise
@@ -444,6 +320,20 @@ class OpenBatch(Batch):
                 row.tokens = list(text)
                 row.logprobs.clear()
                 row.origins.clear()
+
+    def _common(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> dict[int, int]:
+        """Return by slot the length of the common prefix of the old and the new text of rows, less
+        than the new text's. Refuses texts and rows as `rewind`."""
+        if self._layers:
+            reading = f"{self._config.names[-1]}: expected a drafter that reads tokens alone"
+            raise ValueError(f"{reading}, whose texts can be replaced, given one of hidden states")
+        lengths = {}
+        for row, text in zip(rows, texts, strict=True):
+            if not text or row.ended:
+                state = "a request that has ended" if row.ended else "an empty text"
+                raise ValueError(f"rewind: expected a text of a running request, given {state}")
+            lengths[row.slot] = min(common_prefix(row.tokens, text), len(text) - 1)
+        return lengths
 
     def set_windows(self, row: Row, windows: Sequence[int]) -> None:
         """Set the windows of a row from the next round on."""
@@ -457,8 +347,8 @@ class OpenBatch(Batch):
         engine = self._engine
         self._plain = any(row.active and engine.windows(row)[0] == 0 for row in engine.slots)
 
-    def _round_and_keep(self) -> Committed:
-        committed = self._round_apart() if self._isolates else self._engine.round()
+    def _round(self) -> Committed:
+        committed = self._round_apart() if self._isolates else super()._round()
         if self._prefixes is not None:  # after a text's first and last round
             self._keep([row for row in self.rows if not row.kept and not row.ended], True)
             self._keep([row for row in self.rows if row.ended])
@@ -512,10 +402,71 @@ class OpenBatch(Batch):
                 self._keep([row])
         super().end(row, excess)
 
+    # ---- saved prefixes --------------------------------------------------------------------------
+
+    def _models(self, prefixes: Prefixes) -> object:
+        # Copies of models with other stamps are void.
+        levels = [level for part in self._parts for level in levels_of(part)]
+        stamp = [level.stamp() for level in levels if hasattr(level, "stamp")]
+        return prefixes.forget_unless(stamp)
+
+    def _note_models(self, rows: Sequence[Row]) -> None:
+        """Note the models that read the texts of rows first, and forget copies of others."""
+        if self._prefixes is not None:
+            models = self._models(self._prefixes)
+            for row in rows:
+                row.models = row.models or models
+
+    def _find(self, row: Row) -> dict[int, Copies]:
+        """Return by level the copies of a row's text but for its last token."""
+        if self._prefixes is None:
+            return {}
+        # A drafter that reads the target's hidden states has read one more token when it begins.
+        return self._prefixes.find(row.tokens[:-1], {1: self._last} if self._layers else {})
+
+    def _can_begin(self) -> list[int]:
+        """Return the levels that can begin a batch with copies; other levels read all texts."""
+        can = [(number, level.capabilities) for number, level in enumerate(self._parts, 1)]
+        able = [number for number, caps in can if caps.admits or caps.continues]
+        if self._layers and not {1, self._last} <= set(able):
+            # The target must compute the hidden states that the drafter reads.
+            able = [number for number in able if 1 < number < self._last]
+        # A level that begins without copies may overwrite a cache shared with another level.
+        apart = {number for number, caps in can if caps.reads_apart}
+        whole = {number for number, _ in can} - set(able)
+        return [] if set(able) - apart and whole - apart else able
+
     def _keep(self, rows: Sequence[Row], begin: bool = False) -> None:
-        if self._prefixes is not None and rows and self._owner.latest is self:
-            here = [row for row in rows if any(row is other for other in self._engine.slots)]
-            self._readings.keep(self._prefixes, here, self._cached, begin)
+        """Save copies of the levels' caches for `rows` in the caches. With `begin`, levels that
+        save whole rows copy the state after the prompt only."""
+        prefixes = self._prefixes
+        if prefixes is None or not rows or self._owner.latest is not self:
+            return
+        here = [row for row in rows if any(row is other for other in self._engine.slots)]
+        models = self._models(prefixes)
+        for row in here:
+            if row.error is None and row.kept != row.committed:
+                if row.models is models:  # else changed since
+                    self._keep_row(prefixes, row, begin)
+                row.kept = row.committed
+
+    def _keep_row(self, prefixes: Prefixes, row: Row, begin: bool) -> None:
+        cached = self._cached(row)
+        lengths, can_begin = [0] * len(cached), self._can_begin()
+        for number, (level, size) in enumerate(zip(self._parts, cached, strict=True), 1):
+            if not self._engine.caches.begun[number - 1]:  # has rows of an earlier batch, or none
+                continue
+            if level.capabilities.saves_rows:
+                ends = row.stats.num_prompt_tokens - 1, size
+                for end in ends[: 1 if begin else 2]:
+                    copy = self._save(row.slot, number, 0, end)
+                    prefixes.add_state(row.tokens[:end], number, copy)
+            elif number in can_begin:
+                lengths[number - 1] = size
+        prefixes.add(row.tokens, lengths, partial(self._save, row.slot))
+
+    def _save(self, slot: int, number: int, begin: int, end: int) -> Any:
+        return cast(Admitting, self._parts[number - 1]).save(slot, begin, end)
 
     def _cached(self, row: Row) -> list[int]:
         """Return the cached length of a row at each level, at most its committed tokens; for a

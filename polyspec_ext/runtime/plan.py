@@ -254,7 +254,7 @@ class RoundPlanner:
         if max(windows, default=0) > useful:
             windows = tuple(min(window, useful) for window in windows)
         plan = round_plan(windows, rounds, self._config.tail)
-        return rooms.few_sizes(plan, self._usual) if self._captured else plan
+        return rooms.graphs.few_sizes(plan, self._usual) if self._captured else plan
 
     def tree_size(self, plan: RoundPlan) -> TreeSize:
         """Return the size of the trees of a round."""

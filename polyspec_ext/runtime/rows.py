@@ -339,8 +339,12 @@ class StateRows:
         """Enter the tokens of a step (`graphs.report`), on any device if `next` returned the
         step. `status` None: a draft without errors; `ends`: whether a token may end a text."""
         if step.host is None:
+            if status is None:
+                status = torch.zeros_like(tokens, dtype=torch.int32)
+            at = self.shape.levels, self.shape.steps, step.level, step.table
             eos = self.eos if ends else self.eos[:, :0]
-            return rooms.queued_report(self, step, tokens, counts, status, eos)
+            appended, cached = rooms.graphs.report(self.words, *at, tokens, counts, status, eos)
+            return Report(appended, cached.unbind())
         result = self._host_rounds.report(
             step.host,
             tokens.cpu().numpy(),
@@ -376,8 +380,8 @@ class PendingRows:
         self.max_pending: Sequence[int] = ()
         self.tables: dict[int, RowBuffer | None] = {}
         self.tail_has_statistics = True
-        self.tree: rooms.PendingTree | None = None
-        self.trees: dict[int, tuple[rooms.PendingTree, RowBuffer | None]] = {}
+        self.tree: rooms.pending_trees.PendingTree | None = None
+        self.trees: dict[int, tuple[rooms.pending_trees.PendingTree, RowBuffer | None]] = {}
 
     def take(self, level: int, device: torch.device) -> RowBuffer | None:
         """Return the rows of the tokens that `level`, on `device`, verifies, ``[B, N, Vd]``; None:
@@ -487,7 +491,10 @@ class Rows:
     drafter that reads them."""
 
     def __init__(
-        self, state: StateRows, on_host: bool = True, hidden: rooms.HiddenWindow | None = None
+        self,
+        state: StateRows,
+        on_host: bool = True,
+        hidden: rooms.features.HiddenWindow | None = None,
     ) -> None:
         self.state, self.on_host, self.hidden = state, on_host, hidden
         self.parameters = RowParameters(state.batch, state.device)

@@ -900,8 +900,8 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
             "levels/test_stack.py::test_modules_with_hooks_are_called[lm_head]",
         ),
         "levels: graphs do not name the tables of angles that they read": (
-            "return rooms.MemoryKey(self, self.tables)",
-            "return rooms.MemoryKey(self, ())",
+            "return rooms.graphs.MemoryKey(self, self.tables)",
+            "return rooms.graphs.MemoryKey(self, ())",
             "runtime/test_device_trees.py::test_its_steps_are_captured[third tree]",
         ),
         "levels: angles that follow the longest position are computed once": (

@@ -124,7 +124,7 @@ def test_sample_and_verify(dtype: torch.dtype) -> None:
 
 def test_errors_of_torchs_interface_arrive_as_exceptions() -> None:
     with pytest.raises(RuntimeError, match=r"state: expected at least .* columns, got 5"):
-        torch.ops.polyspec.schedule_next(torch.zeros(3, 5, dtype=torch.int64), 2, 1, 1, 1)
+        torch.ops.polyspec.schedule_next(torch.zeros(3, 5, dtype=torch.int64), 2, 1, 1, 1, 0)
 
 
 def test_greedy_chain_is_the_targets_text(chain: ps.Chain, prompts: list[list[int]]) -> None:
