@@ -190,7 +190,7 @@ def tree_positions(
         tokens: T, the new nodes, the last of each tree.
         depth: as of `ancestors`.
         base: [B] int64, cached tokens, the earlier nodes included.
-        counts: [B] int64, nodes in each row among the new ones; None: T.
+        counts: [B] int64, new nodes of each row; None: T.
     """
     batch = len(base)
     if not isinstance(parents, Tensor) or parents.dtype not in arguments.INT_DTYPES:

@@ -136,7 +136,6 @@ class OpenBatch(Batch):
         return Reading(row, sequences, lengths, readers, begin)
 
     def _begin_with_copies(self) -> None:
-        """Start the rows from the saved copies of their prefixes, if any."""
         levels, saved = self._can_begin(), list(map(self._find, self.rows))
         if not any(level in copies for copies in saved for level in levels):
             return
@@ -411,14 +410,12 @@ class OpenBatch(Batch):
         return prefixes.forget_unless(stamp)
 
     def _note_models(self, rows: Sequence[Row]) -> None:
-        """Note the models that read the texts of rows first, and forget copies of others."""
         if self._prefixes is not None:
             models = self._models(self._prefixes)
             for row in rows:
                 row.models = row.models or models
 
     def _find(self, row: Row) -> dict[int, Copies]:
-        """Return by level the copies of a row's text but for its last token."""
         if self._prefixes is None:
             return {}
         # A drafter that reads the target's hidden states has read one more token when it begins.
@@ -469,8 +466,8 @@ class OpenBatch(Batch):
         return cast(Admitting, self._parts[number - 1]).save(slot, begin, end)
 
     def _cached(self, row: Row) -> list[int]:
-        """Return the cached length of a row at each level, at most its committed tokens; for a
-        drafter that reads hidden states only tokens that it will not read again."""
+        # At most the committed tokens, and of a drafter that reads hidden states only tokens that it
+        # will not read again.
         rows, numbers = self._engine.rows, range(1, len(self._engine.parts) + 1)
         lengths = [min(rows.state.cached(number)[row.slot], row.committed) for number in numbers]
         if rows.hidden is not None:
