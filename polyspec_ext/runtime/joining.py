@@ -466,7 +466,7 @@ class OpenBatch(Batch):
         return cast(Admitting, self._parts[number - 1]).save(slot, begin, end)
 
     def _cached(self, row: Row) -> list[int]:
-        # At most the committed tokens, and of a drafter that reads hidden states only tokens that it
+        # At most the committed tokens; of a drafter that reads hidden states only tokens that it
         # will not read again.
         rows, numbers = self._engine.rows, range(1, len(self._engine.parts) + 1)
         lengths = [min(rows.state.cached(number)[row.slot], row.committed) for number in numbers]
