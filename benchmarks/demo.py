@@ -235,6 +235,20 @@ def status(report: dict[str, Any]) -> int:
     return INTERRUPTED if report["interrupted"] else int(differs)
 
 
+def reason(table: dict[str, Any]) -> str:
+    """Return in a sentence why the fastest method is the fastest."""
+    best = max(table["configurations"], key=lambda row: row["tokens_per_second"])
+    if not best["window"] or best["stats"] is None:
+        return f"{best['label']} is the fastest here: drafts cost more than they save."
+    target, *below = best["stats"]["levels"]
+    share = sum(level["seconds"] for level in below) / best["stats"]["decode_seconds"]
+    return (
+        f"{best['label']} is the fastest: a pass of the target yields "
+        f"{target['mean_acceptance_length']:.1f} tokens, and the levels below take {share:.0%} of "
+        "the time."
+    )
+
+
 def markdown(report: dict[str, Any]) -> str:
     """Return the methods, the passes of the longest chain's levels, and the conditions."""
     (table,) = report["tables"]
@@ -255,6 +269,7 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join(
         [
             *output.table(heads, rows, range(1, 4)),
+            f"\n{reason(table)}",
             f"\n{longest['label']}:\n",
             *output.table(["level", "passes", "ms/pass", "mean length", "accepted"], levels),
             "\nThe levels, as this processor runs them:\n",

@@ -75,6 +75,7 @@ def test_demo_streams_an_answer_and_prints_a_table(
     assert "loading" in loading
     assert "choosing" in choosing
     assert "measuring 5 configurations: 2 questions" in measuring
+    assert " is the fastest" in table
     shown = " ".join(out.split())
     assert f"load average {load:.1f} before" in shown
     assert ("times may be too long, and ratios uncertain" in shown) == busy
