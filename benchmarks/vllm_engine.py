@@ -36,7 +36,7 @@ def ways(
     dearest first, with a window per level. vLLM drafts with the first model. `policy` chooses
     windows up to `window`."""
     from benchmarks.methods import WORDS
-    from polyspec_ext.levels.sources import original
+    from polyspec_ext.drafters.words import original
 
     models = [path for path in drafts if path not in WORDS]
     alone: dict[str, Any] = {"model": target, "dtype": dtype}
