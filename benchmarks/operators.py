@@ -31,6 +31,7 @@ from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
 from polyspec_ext.sampling import Sampling
 
+DTYPES = ("float32", "bfloat16", "float16")
 # The acceptance rule of each verifying operator. "bare": without the drafts' distributions.
 RULES = {"verify-token": "token", "verify-token-bare": "token", "verify-block": "block"}
 SPREAD = 3.0  # deviation of the draft's logits
@@ -102,7 +103,9 @@ class Case:
 
 def cases_of(args: argparse.Namespace) -> list[Case]:
     """Return the grid of the options."""
-    dtypes = ["float32" if args.device == "cpu" else "bfloat16"]
+    dtypes = args.dtype or ["float32" if args.device == "cpu" else "bfloat16"]
+    if wrong := [name for name in dtypes if name not in DTYPES]:
+        raise ValueError(f"--dtype: expected {', '.join(DTYPES)}, given {wrong[0]!r}")
     filters = [Filters.parse(text) for text in args.filters]
     rest = args.vocab, dtypes
     return [
@@ -485,6 +488,7 @@ OPTIONS = (
     ("--batch", options.COUNTS, [1], "B,...", "requests"),
     ("--draft-len", options.COUNTS, [10], "K,...", "draft tokens"),
     ("--vocab", options.listed(options.integer(2)), [128256], "V,...", ""),
+    ("--dtype", options.words, None, "NAME,...", ", ".join(DTYPES)),
     ("--acceptance", options.SHARES, [0.7], "A,...", "per draft token"),
     ("--filters", options.words, ["none", "top_k=50+top_p=.9"], "F,...", "joined by +"),
     ("--repeats", options.COUNT, 60, "N", "turns per case"),

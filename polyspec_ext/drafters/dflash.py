@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ from .heads import (
     HeadLayer,
     HeadPasses,
     RotaryNetwork,
-    attention_over,
+    attend,
     rotated,
 )
 from .model import draw_chain, row_buffer
@@ -229,7 +230,7 @@ class DFlashPasses(HeadPasses):
     def _read(self, tokens: Tensor, counts: RowCounts | None) -> Tensor:
         cache = self.features.cache
         positions = self._prepare(tokens.shape[1], counts)
-        attention = attention_over(cache, self._masks(positions))
+        attention = partial(attend, cache, self._masks(positions))
         # Blocks use only the lookup of a target's embeddings, no further steps such as scaling.
         weight: Any = getattr(self._embed, "weight", None)
         plain = isinstance(weight, Tensor)

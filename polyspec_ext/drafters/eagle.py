@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from .heads import (
     HeadPasses,
     RotaryNetwork,
     Where,
-    attention_over,
+    attend,
 )
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class EagleNetwork(RotaryNetwork):
         positions, mask = where
         if self.operators is None:
             assert positions is not None
-            attention = attention_over(cache, [mask] * len(self._numbers))
+            attention = partial(attend, cache, [mask] * len(self._numbers))
             out: Tensor = self(embeds, states, positions, attention)
             return out
         rotation = self.angles.rotation(states, positions, cache.rows)

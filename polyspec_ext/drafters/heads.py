@@ -254,14 +254,17 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-def attention_over(cache: RollbackCache, masks: Sequence[Tensor | None]) -> Attention:
-    """Return the attention of a pass that `cache` is prepared for, with a mask for each layer; it
-    appends the keys and values."""
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attended(q, *cache.update(k, v, layer), masks[layer])
-
-    return attend
+def attend(
+    cache: RollbackCache,
+    masks: Sequence[Tensor | None],
+    layer: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+) -> Tensor:
+    """Append keys ``[B, Hkv, T, D]`` and values to a layer of a cache that is prepared for them,
+    and return `attended` with the mask of the layer."""
+    return attended(q, *cache.update(k, v, layer), masks[layer])
 
 
 class HeadPasses:

@@ -341,14 +341,13 @@ class Runner:
         """Run all prompts `repeats` times with each setting, and return the calls by setting.
 
         Chains take turns, so that a change in the machine's load affects all of them. Once
-        `limit` seconds are over, no turn begins after the first (with `every` the second), and no
-        chain is warmed up whose elements are. A call that takes longer than its setting's share
+        `limit` seconds are over, no turn begins after the first (with `every` the second), and one
+        chain of the same elements is warmed up. A call that takes longer than its setting's share
         of `limit` is cut short. A bar counts the calls.
 
         Args:
             every: > 1: the first setting is never cut short, and at each prompt only every
-                `every`-th of the other settings runs; without a call are those whose turn has not
-                begun.
+                `every`-th of the other settings runs. A setting without a turn has no call.
         """
         chains = [setting.chain(self.parts) for setting in settings]
         share, turns = limit / len(settings), max(repeats * len(self.groups), every)

@@ -472,11 +472,11 @@ def _append_rows(
     begins: torch.Tensor,
     counts: torch.Tensor,
 ) -> None:
-    """Append the first ``counts[b]`` rows of logits ``[B, W, V]`` and statistics ``[B, W, 2]`` to
-    the first ``begins[b]`` rows of a table."""
+    # The first ``counts[b]`` rows of logits [B, W, V] and statistics [B, W, 2] follow the first
+    # ``begins[b]`` rows of the table.
     into, known = table
     assert known is not None
-    dtype = into.dtype  # bits are copied, whatever they are
+    dtype = into.dtype  # bits are copied
     old, new = known.view(dtype).unsqueeze(1), statistics.view(dtype).unsqueeze(1)
     append(into.unsqueeze(1), old, logits.to(dtype).unsqueeze(1), new, begins, counts)
 

@@ -187,7 +187,7 @@ class StateRows {
   }
 
   // schedule_report of `level` with the latest plan. Returns [b, width], the index of each token
-  // among those pending for the level above, and kPadding for others.
+  // among the tokens pending for the level above, and kPadding for others.
   std::vector<int64_t> report(int32_t level, const Came& came) {
     Guarded appended(2 * params_.batch);
     polyspec::ScheduleReportParams p;
