@@ -85,10 +85,6 @@ def draw(batch: int, vocab: int, dtype: torch.dtype, device: str) -> None:
             logits, own, positions, rounds, 2, column, tokens, status, rows, statistics
         )  # fmt: skip
     assert not status.any()
-    table, known = torch.zeros_like(rows), torch.zeros_like(statistics)
-    slots = torch.tensor([[1, 0]], device=device).repeat(batch, 1)
-    verification.put_rows(table, known, rows, statistics, slots, 2)
-    assert torch.equal(table[:, 0], rows[:, 1])
 
 
 def tree(target: torch.Tensor, draft: torch.Tensor, options: dict[str, float]) -> None:
@@ -131,6 +127,9 @@ def cache(dtype: torch.dtype, device: str) -> None:
     new_keys = torch.randn(b, t, h, dk).to(device, dtype).transpose(1, 2)
     new_values = torch.randn(b, t, h, dv).to(device, dtype).transpose(1, 2)
     lengths = torch.arange(b, device=device)  # the last row becomes full
+    ends, before = lengths.clone(), torch.empty_like(lengths)
+    cache_ops.update_lengths(ends, before, lengths, None, t)
+    assert torch.equal(ends - before, torch.full_like(ends, t))
     for ring, sinks in ((False, 0), (True, 2)):
         for layer_keys, layer_values in zip(keys, values, strict=True):
             _, status = cache_ops.append(

@@ -126,6 +126,15 @@ static void caches() {
   params.values = {values.data(), {}};
   run(polyspec::append(params));
 
+  int64_t cut = 5, before;  // the same lengths in place: cut to 3, kept, and 2 tokens more
+  polyspec::LengthsParams lengths;
+  lengths.batch = 1;
+  lengths.tokens = kTokens;
+  lengths.lengths = &cut;
+  lengths.most = &length;
+  lengths.base = &before;
+  run(polyspec::update_lengths(lengths));
+
   polyspec::PagesParams pages;  // the same in pages of 4 tokens
   int32_t table[2] = {-1, -1}, free_pages[2] = {0, 1};
   int64_t held = 0, free_count = 2;
