@@ -27,10 +27,10 @@ from polyspec_ext.chain import Chain
 from polyspec_ext.chat import prompt_of_text
 from polyspec_ext.cli import INTERRUPTED, options
 from polyspec_ext.cli.generate import SHIPPED, print_text, tokenizer_of
-from polyspec_ext.columns import merge
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.models import has_quantised_layers, level_line
 from polyspec_ext.planning.planner import plan
+from polyspec_ext.stats import merge
 
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
 OPTIONS: tuple[Any, ...] = (

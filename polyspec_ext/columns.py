@@ -7,9 +7,8 @@ import re
 import textwrap
 from collections.abc import Sequence
 from html import escape
-from itertools import zip_longest
 
-from .stats import HISTOGRAMS, LevelStats, Stats
+from .stats import LevelStats, Stats
 
 WIDTH = 80  # columns of the narrowest terminal that tables fit
 _GAP = "  "
@@ -160,25 +159,3 @@ def html(corner: str, heads: Sequence[str], rows: Sequence[Row], above: str = ""
     ]
     body = "".join(f"<tr>{row}</tr>" for row in shown)
     return f"<p>{escape(above)}</p>" * bool(above) + f"<table>{body}</table>"
-
-
-def merge(requests: Sequence[Stats]) -> Stats:
-    """Return the sums of counts and times of several requests of a chain. (For requests that shared
-    a batch use the batch's total: their times overlap.)"""
-    if not requests:
-        raise ValueError("expected the statistics of at least one request, given none")
-    total = Stats([LevelStats(level.name) for level in requests[0].levels], num_requests=0)
-    for stats in requests:
-        for name in Stats.__slots__[1:]:
-            setattr(total, name, getattr(total, name) + getattr(stats, name))
-        for into, level in zip(total.levels, stats.levels, strict=True):
-            for name in LevelStats.__slots__:
-                if name not in ("name", "emitted_per_verification", *HISTOGRAMS):
-                    setattr(into, name, getattr(into, name) + getattr(level, name))
-            before, added = into.emitted_per_verification, level.emitted_per_verification
-            lengths = None if before is None or added is None else [*before, *added]
-            into.emitted_per_verification = lengths
-            for name in HISTOGRAMS:
-                pairs = zip_longest(getattr(into, name), getattr(level, name), fillvalue=0)
-                setattr(into, name, [sums + blocks for sums, blocks in pairs])
-    return total

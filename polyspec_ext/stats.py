@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from . import rooms
@@ -296,3 +297,25 @@ class StatsRecorder:
         for stats in took:
             stats.levels[index].num_forward_passes += 1
             stats.levels[index].seconds += seconds
+
+
+def merge(requests: Sequence[Stats]) -> Stats:
+    """Return the sums of counts and times of several requests of a chain. (For requests that shared
+    a batch use the batch's total: their times overlap.)"""
+    if not requests:
+        raise ValueError("expected the statistics of at least one request, given none")
+    total = Stats([LevelStats(level.name) for level in requests[0].levels], num_requests=0)
+    for stats in requests:
+        for name in Stats.__slots__[1:]:
+            setattr(total, name, getattr(total, name) + getattr(stats, name))
+        for into, level in zip(total.levels, stats.levels, strict=True):
+            for name in LevelStats.__slots__:
+                if name not in ("name", "emitted_per_verification", *HISTOGRAMS):
+                    setattr(into, name, getattr(into, name) + getattr(level, name))
+            before, added = into.emitted_per_verification, level.emitted_per_verification
+            lengths = None if before is None or added is None else [*before, *added]
+            into.emitted_per_verification = lengths
+            for name in HISTOGRAMS:
+                pairs = zip_longest(getattr(into, name), getattr(level, name), fillvalue=0)
+                setattr(into, name, [sums + blocks for sums, blocks in pairs])
+    return total

@@ -23,9 +23,7 @@ class Parser(argparse.ArgumentParser):
     """A parser with errors of a single line, without the usage that ``--help`` prints."""
 
     def error(self, message: str) -> NoReturn:
-        extra = message.startswith("unrecognized arguments: ") and " -" not in message
-        hint = "; --target MODEL names a model" if extra else ""
-        self.exit(2, f"error: {message.removeprefix('argument ')}{hint}\n")
+        self.exit(2, f"error: {message.removeprefix('argument ')}\n")
 
 
 def _number(kind: Callable[[str], N], noun: str, low: float, high: float) -> Callable[[str], N]:

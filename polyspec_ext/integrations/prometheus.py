@@ -19,8 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..columns import merge
-from ..stats import Stats
+from ..stats import Stats, merge
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -25,14 +25,13 @@ import torch
 from .. import arguments, progress
 from ..arguments import Switch
 from ..chain import Chain
-from ..columns import merge
 from ..drafters import Context, Drafter, DraftModel, elements, is_drafter, resolve
 from ..drafters.words import head_of, is_copy, original
 from ..inputs import Ends, Parameters
 from ..levels import InputBlock, Level, Options, PromptBatch, batched
 from ..levels.base import id_map_of
 from ..sampling import Sampling, fresh_seed, processed_scores
-from ..stats import LevelStats, Stats
+from ..stats import LevelStats, Stats, merge
 from ..tensors import RowCounts
 from .theory import Acceptance, Floats, Proposals, batches
 

@@ -16,12 +16,11 @@ from typing import Any
 
 from .. import arguments
 from ..chat import StopStrings, chat_text, has_template, texts_after
-from ..columns import merge
 from ..errors import RequestError
 from ..grammar import Grammar
 from ..rules import LogitsRules
 from ..sampling import row_seeds
-from ..stats import Stats
+from ..stats import Stats, merge
 from .server import Event
 
 MOST_ALTERNATIVES = 20

@@ -9,12 +9,11 @@ import toy
 
 import polyspec_ext as ps
 from polyspec_ext import columns, tiny
-from polyspec_ext.columns import merge
 from polyspec_ext.integrations.prometheus import RequestCollector
 from polyspec_ext.policies import StepReport
 from polyspec_ext.policies.adaptive import RoundRecorder
 from polyspec_ext.runtime.rows import Origin, origins
-from polyspec_ext.stats import LevelStats, Stats
+from polyspec_ext.stats import LevelStats, Stats, merge
 
 
 def level(*blocks: tuple[int, int], name: str = "target") -> LevelStats:

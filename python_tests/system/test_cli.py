@@ -237,11 +237,6 @@ def test_bad_input_is_one_line(capsys, untrained, tmp_path, options, text) -> No
     assert err.count("\n") == 1
 
 
-def test_a_model_without_its_option_is_one_line(capsys) -> None:
-    said = "error: unrecognized arguments: model.gguf; --target MODEL names a model\n"
-    assert call(capsys, "chat", "model.gguf") == (2, "", said)
-
-
 @pytest.mark.parametrize(
     ("error", "result"),
     [
