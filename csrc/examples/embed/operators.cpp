@@ -126,7 +126,7 @@ static void caches() {
   params.values = {values.data(), {}};
   run(polyspec::append(params));
 
-  int64_t cut = 5, before;  // the same lengths in place: cut to 3, kept, and 2 tokens more
+  int64_t cut = 5, before;  // a rollback to 3, then a pass of 2 tokens
   polyspec::LengthsParams lengths;
   lengths.batch = 1;
   lengths.tokens = kTokens;
