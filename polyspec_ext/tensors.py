@@ -272,10 +272,3 @@ def padded(
     width = max(counts, default=0)
     table = [[*row, *[pad] * (width - len(row))] for row in rows]
     return on_device(table, torch.int64, device).view(len(rows), width), counts
-
-
-def gather(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return ``states[b, rows[b, j]]``, ``[B, keep, H]``, of states ``[B, T, H]`` and rows
-    ``[B, keep]`` int64 in [0, T), on any device."""
-    index = rows.to(states.device, non_blocking=True)[..., None]
-    return states.gather(1, index.expand(-1, -1, states.shape[2]))

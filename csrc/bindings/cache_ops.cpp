@@ -159,7 +159,8 @@ Tensor truncate_pages(const Tensor& block_table, const Tensor& held, const Tenso
 }
 
 void update_lengths(Tensor lengths, OptTensor base, const OptTensor& most, const OptTensor& counts,
-                    int64_t tokens) {
+                    int64_t tokens, const OptTensor& above, const OptTensor& first,
+                    OptTensor rest) {
   const Place place(lengths);
   STD_TORCH_CHECK(lengths.dim() == 1, "lengths: expected 1 dimensions, got ", lengths.dim());
   polyspec::LengthsParams params;
@@ -169,7 +170,86 @@ void update_lengths(Tensor lengths, OptTensor base, const OptTensor& most, const
   if (base.has_value()) params.base = integers<int64_t>(*base, "base", place, {params.batch});
   params.most = integers(most, "most", place, {params.batch});
   params.counts = integers(counts, "counts", place, {params.batch});
+  params.above = integers(above, "above", place, {params.batch});
+  params.first = integers(first, "first", place, {params.batch});
+  if (rest.has_value()) params.rest = integers<int64_t>(*rest, "rest", place, {3, params.batch});
   run<1>(&polyspec::update_lengths, params, place);
+}
+
+// Row j of batch row b, of n elements.
+void expect_rows(const Tensor& rows, const char* name) {
+  STD_TORCH_CHECK(rows.dim() == 2 || rows.dim() == 3, name, ": expected 2 or 3 dimensions, got ",
+                  rows.dim());
+  if (rows.dim() == 3) expect_unit_stride(rows, name);
+}
+
+polyspec::CopyRowsParams copied_rows(const Tensor& from, const Tensor& to, const OptTensor& at,
+                                     const OptTensor& less) {
+  expect_rows(from, "from");
+  expect_rows(to, "to");
+  const Place place(from);
+  polyspec::CopyRowsParams params;
+  params.batch = from.size(0);
+  const int64_t size = static_cast<int64_t>(from.element_size());
+  params.bytes = size * (from.dim() == 3 ? from.size(2) : 1);
+  if (to.dim() == 3) {
+    expect(to, "to", place, {params.batch, to.size(1), from.dim() == 3 ? from.size(2) : -1});
+  } else {
+    expect(to, "to", place, {params.batch, to.size(1)});
+    STD_TORCH_CHECK(from.dim() == 2, "to: expected 3 dimensions, got 2");
+  }
+  expect_dtype(to, "to", dtype_of(from));
+  params.at = integers(at, "at", place, {params.batch});
+  params.less = integers(less, "less", place, {params.batch});
+  params.from = from.const_data_ptr();
+  params.to = to.mutable_data_ptr();
+  for (int axis = 0; axis < 2; ++axis) {
+    params.from_stride[axis] = from.stride(axis) * size;
+    params.to_stride[axis] = to.stride(axis) * size;
+  }
+  return params;
+}
+
+Tensor take_rows(const Tensor& rows, const OptTensor& at, const OptTensor& less, int64_t plus,
+                 int64_t width, bool ring) {
+  expect_rows(rows, "rows");
+  const Place place(rows);
+  STD_TORCH_CHECK(width >= 0, "width: expected >= 0, got ", width);
+  const Tensor made = rows.dim() == 3
+                          ? empty(place, {rows.size(0), width, rows.size(2)}, dtype_of(rows))
+                          : empty(place, {rows.size(0), width}, dtype_of(rows));
+  polyspec::CopyRowsParams params = copied_rows(rows, made, at, less);
+  params.plus = plus;
+  params.width = width;
+  params.slots = rows.size(1);
+  params.ring = ring;
+  run<kGrain>(&polyspec::copy_rows, params, place);
+  return made;
+}
+
+void put_rows(Tensor ring, const Tensor& rows, const OptTensor& at, const OptTensor& less,
+              int64_t plus, const OptTensor& part, const OptTensor& skip, const OptTensor& lowest,
+              OptTensor begin, OptTensor end, const OptTensor& kept) {
+  const Place place(ring);
+  expect_unexpanded(ring, "ring");
+  polyspec::CopyRowsParams params = copied_rows(rows, ring, at, less);
+  const int64_t batch = params.batch;
+  params.plus = plus;
+  params.width = rows.size(1);
+  params.slots = ring.size(1);
+  params.ring = params.put = true;
+  params.part = integers(part, "part", place, {batch});
+  params.skip = integers(skip, "skip", place, {batch});
+  if (lowest.has_value()) {  // a column of the state rows
+    expect(*lowest, "lowest", place, {batch});
+    expect_dtype(*lowest, "lowest", aoti_torch_dtype_int64());
+    params.lowest = static_cast<const int64_t*>(lowest->const_data_ptr());
+    params.lowest_stride = lowest->stride(0);
+  }
+  if (begin.has_value()) params.begin = integers<int64_t>(*begin, "begin", place, {batch});
+  if (end.has_value()) params.end = integers<int64_t>(*end, "end", place, {batch});
+  params.kept = integers(kept, "kept", place, {batch});
+  run<kGrain>(&polyspec::copy_rows, params, place);
 }
 
 // `pointers` [2, l] holds the data pointers of the keys and the values, on their device, so that no
@@ -254,7 +334,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
       "Tensor lengths, int page_size) -> Tensor");
   m.def(
       "update_lengths(Tensor(a!) lengths, Tensor(b!)? base, Tensor? most, Tensor? counts, "
-      "int tokens) -> ()");
+      "int tokens, Tensor? above=None, Tensor? first=None, Tensor(c!)? rest=None) -> ()");
+  m.def(
+      "take_rows(Tensor rows, Tensor? at, Tensor? less, int plus, int width, bool ring) -> Tensor");
+  m.def(
+      "put_rows(Tensor(a!) ring, Tensor rows, Tensor? at, Tensor? less, int plus, Tensor? part, Tensor? skip, "
+      "Tensor? lowest, Tensor(b!)? begin, Tensor(c!)? end, Tensor? kept) -> ()");
   m.def(
       "compact_tree(Tensor(a!)[] keys, Tensor(b!)[] values, Tensor pointers, Tensor lengths, "
       "Tensor path) "
@@ -267,6 +352,8 @@ STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
   m.impl("reserve_pages", TORCH_BOX(&reserve_pages));
   m.impl("truncate_pages", TORCH_BOX(&truncate_pages));
   m.impl("update_lengths", TORCH_BOX(&update_lengths));
+  m.impl("take_rows", TORCH_BOX(&take_rows));
+  m.impl("put_rows", TORCH_BOX(&put_rows));
   m.impl("compact_tree", TORCH_BOX(&compact_tree));
 }
 
@@ -276,5 +363,7 @@ STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) {
   m.impl("reserve_pages", TORCH_BOX(&reserve_pages));
   m.impl("truncate_pages", TORCH_BOX(&truncate_pages));
   m.impl("update_lengths", TORCH_BOX(&update_lengths));
+  m.impl("take_rows", TORCH_BOX(&take_rows));
+  m.impl("put_rows", TORCH_BOX(&put_rows));
   m.impl("compact_tree", TORCH_BOX(&compact_tree));
 }

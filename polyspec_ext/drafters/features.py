@@ -3,7 +3,6 @@ and Hydra heads, which have no cache, and the states that a drafter has not read
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
@@ -18,7 +17,7 @@ from ..kv_cache.layers import DEVICE_BUCKET, additive, visible_slots
 from ..levels.base import Hidden
 from ..levels.fused import pack_layers
 from ..levels.models import ModelLevel
-from ..ops.decoder import update_lengths
+from ..ops.decoder import put_rows, take_rows, update_lengths
 from ..ops.trees import tree_slots
 from ..tensors import Plan, RowCounts
 from . import checkpoint
@@ -145,17 +144,17 @@ class FeatureCache:
         assert self._pairs.host is not None
         return self._pairs.host
 
-    def keep(self, pairs: Sequence[int] | Tensor) -> None:
+    def keep(self, pairs: RowCounts, new: Tensor | None = None, most: int = 0) -> None:
         """Keep the first ``pairs[b]`` >= 0 pairs of row b, and no drafted pairs. The host knows
-        the numbers, except in a round without host synchronisation (`reserve_span`)."""
-        left = RowCounts.of(pairs)
+        the numbers, except in a round without host synchronisation (`reserve_span`). There
+        ``new[b]`` pairs, at most `most`, are kept as well, which the next pass appends."""
         rows = self.cache.rows
-        if left.host is None:
+        if pairs.host is None:
             # The cache has these pairs and the drafted pairs.
-            update_lengths(self._memory, rows.lengths, left.on(self.device), None, 0)
+            update_lengths(self._memory, rows.lengths, pairs.on(self.device), new, most)
             rows.host = None
             return
-        self._pairs = RowCounts(list(map(min, self._on_host(), left.host)))
+        self._pairs = RowCounts(list(map(min, self._on_host(), pairs.host)))
         self.cache.rollback(self._pairs)
 
     def rollback(self, lengths: Sequence[int] | Tensor) -> None:
@@ -166,11 +165,10 @@ class FeatureCache:
             self.keep(counts.less(1))
 
     def appended(self, counts: Sequence[int] | Tensor) -> None:
-        """Keep the ``counts[b]`` pairs that the last pass appended to row b."""
+        """Keep the ``counts[b]`` pairs that the last pass appended to row b. Numbers unknown to
+        the host are ignored, since `keep` has added them."""
         new = RowCounts.of(counts)
-        if new.host is None:
-            self._memory.add_(new.on(self.device))
-        else:
+        if new.host is not None:
             self._pairs = RowCounts(list(map(int.__add__, self._on_host(), new.host)))
 
     def reserve_span(
@@ -265,9 +263,9 @@ class FeatureCache:
         counts = inputs.counts.on(num_states.device)
         if inputs.counts.host is None:
             # Keep at most as many pairs as tokens before the new states, in inactive rows too.
-            self.keep(RowCounts(None, hidden.positions))
             # (No level has read the last token of an unfinished text.)
             fresh, width = torch.minimum(num_states, counts), features.shape[1]
+            self.keep(RowCounts(None, hidden.positions), fresh, width)
             return extend(inputs.tokens[:, 1 : width + 1], features, RowCounts(None, fresh))
         # (The state after the last token is in no pair yet.)
         fresh = torch.minimum(num_states, counts - 1).clamp_min(0)
@@ -722,52 +720,34 @@ class HiddenRing(HiddenWindow):
     def __init__(self, batch: int, device: torch.device, width: int) -> None:
         super().__init__(batch, device)
         self.width = width
-        # A ring ``[B, size + 1, sum of H]`` of the concatenated layers: position p is in slot
-        # p % size, and the last slot takes discarded states.
+        # A ring ``[B, 6 W, sum of H]`` of the concatenated layers.
         self._ring: Tensor | None = None
         self._sizes: dict[int, int] = {}
-        self._size = 6 * width
-        self._reach = torch.arange(-1, self._size, device=device)
-        self._rows = torch.arange(batch, device=device)[:, None]
 
     @property
     def tensors(self) -> list[Tensor]:
         """All memory, for the keys of captured graphs."""
         ring = [] if self._ring is None else [self._ring]
-        return [self.begin, self.end, self._reach, self._rows, *ring]
+        return [self.begin, self.end, *ring]
 
     def add(
         self, layers: Hidden, begin: Tensor, counts: Tensor, skipped: Tensor | None = None
     ) -> None:
         _, first, end = self._span_with(begin, counts, skipped)
-        self._put(layers, 1 + torch.where(counts > 0, begin, self.end), skipped, None)
+        self._put(layers, begin, None, 0, (counts > 0).long(), skipped, *[None] * 4)
         self.begin.copy_(first)
         self.end.copy_(end)
 
-    def _put(
-        self, layers: Hidden, second: Tensor, skipped: Tensor | None, above: Tensor | None
-    ) -> Tensor:
-        """Write the states of a pass to the ring, but not `skipped` states and states before
-        position `above`; in few operators, for captured steps. Returns the positions of the first
-        tokens, ``second - 1``; in an idle row a position whose state the drafter has not read."""
+    def _put(self, layers: Hidden, at: Tensor, *others: Tensor | int | None) -> None:
+        """Write the states of a pass to the ring: arguments of `put_rows` from `at` on."""
         self._sizes = self._sizes or {layer: states.shape[2] for layer, states in layers.items()}
-        apart, ring = [layers[layer] for layer in self._sizes], self._ring
-        device = apart[0].device if ring is None else ring.device
-        apart = [x.to(device) for x in apart]
+        apart, ring, device = [layers[layer] for layer in self._sizes], self._ring, at.device
         states = torch.cat(apart, -1) if len(apart) > 1 else apart[0]
-        positions = second[:, None] + self._reach[: states.shape[1]]
-        slots, begin, lowest = positions % self._size, positions[:, 0], above
-        if skipped is not None:
-            lowest = begin + skipped.to(begin.device)
-            lowest = lowest if above is None else lowest.maximum(above)
-        if lowest is not None:
-            slots.masked_fill_(positions < lowest[:, None], self._size)
         if ring is None:
-            ring = states.new_zeros(len(second), self._size + 1, states.shape[2])
+            ring = states.new_zeros(len(at), 6 * self.width, states.shape[2], device=device)
         dtype = torch.promote_types(ring.dtype, states.dtype)  # rounds no state
         ring = self._ring = ring.to(dtype)
-        ring[self._rows.to(device), slots.to(device)] = states.to(dtype)
-        return begin
+        put_rows(ring, states.to(device, dtype), at, *others)
 
     def add_pass(
         self,
@@ -778,22 +758,19 @@ class HiddenRing(HiddenWindow):
         skipped: Tensor | None,
         above: Tensor | None,
     ) -> None:
-        """Add as `HiddenWindow.add_pass`; the window ends at the longest of `kept`."""
+        """Add as `HiddenWindow.add_pass`, in few operators."""
         if layers is None:
             super().add_pass(plan, kept, level, layers, skipped, above)
             return
-        begin = self._put(layers, plan.positions - plan.first, skipped, above)
-        torch.minimum(self.begin, begin, out=self.begin)
-        first, *rest = [counts.on(plan.part.device) for counts in kept]
-        *between, last = rest or [first]
-        torch.maximum(functools.reduce(torch.maximum, between, first), last, out=self.end)
+        lengths = kept[level - 1].on(plan.part.device)
+        given = plan.positions, plan.first, -1, plan.part, skipped, above
+        self._put(layers, *given, self.begin, self.end, lengths)
 
     def states(self) -> HiddenStates:
         """Return a copy of the states."""
         layers, ring = {}, self._ring
         if ring is not None:
-            slots = (self.begin[:, None] + self._reach[1 : self.width + 1]) % self._size
-            states = ring[self._rows.to(ring.device), slots.to(ring.device)]
+            states = take_rows(ring, self.begin, None, 0, self.width, True)
             parts = states.split(list(self._sizes.values()), -1)
             layers = dict(zip(self._sizes, parts, strict=True))
         return HiddenStates(layers, self.begin, self.end - self.begin)
@@ -803,7 +780,6 @@ class HiddenRing(HiddenWindow):
 
     def select(self, rows: Sequence[int | None]) -> None:
         super().select(rows)
-        self._rows = torch.arange(len(rows), device=self.begin.device)[:, None]
         index = [0 if row is None else row for row in rows]
         self._ring = None if self._ring is None else self._ring[index]
 

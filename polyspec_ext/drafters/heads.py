@@ -29,7 +29,7 @@ from ..levels.fused import Angles, CachedLayers, epsilon_of, has_operators, is_n
 from ..levels.models import ModelLevel, changes_of
 from ..levels.products import replaced
 from ..ops import verification
-from ..ops.decoder import rms_norm
+from ..ops.decoder import rms_norm, take_rows
 from ..tensors import IdMap, RowCounts
 from .base import LONGEST, DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from .checkpoint import Target
@@ -418,8 +418,7 @@ class HeadPasses:
         out = self._pass(tokens, states, inputs)
         if even or width == 1:
             return out[:, -1:]
-        last = counts.less(1).on(self.device)
-        return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
+        return take_rows(out, counts.on(self.device), None, -1, 1, False)
 
     def step(self, tokens: Tensor, states: Tensor, depth: int, ancestors: Tensor) -> Tensor:
         """Read a level of a tree, whose pairs stay until the next `keep`: from the tokens

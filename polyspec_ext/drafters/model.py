@@ -179,9 +179,8 @@ def draw_chain(
     # Number of tokens that each row has yet to draw. If the host must not wait for the device,
     # every active row draws all.
     left = None if inputs.eos is None else list(cast(Sequence[int], inputs.lengths.host))
-    counts, first = _first_pass(read, tokens.shape[1])
+    counts, first, later = _first_pass(read, tokens.shape[1])
     entries = ids if every else id_map.entries_below(ids)
-    single = tokens.shape[1] == 1  # as in all later passes
     wants_rows = inputs.wants_rows
     drafted = tokens.new_empty((tokens.shape[0], most))
     status = torch.empty_like(drafted, dtype=torch.int32)
@@ -204,10 +203,10 @@ def draw_chain(
             tokens = id_map.to_above(tokens)
         first = None
         if left is None:
-            if not single:
-                counts, single = read.less(0, 1), True
+            counts = later
             # A token that could not be drawn is -1, and the host has not read it yet.
-            tokens = tokens.clamp_min(0)
+            if i + 1 < most:
+                tokens = tokens.clamp_min(0)
             continue
         assert inputs.eos is not None
         for b, (token,) in enumerate(tokens.tolist()):
@@ -226,11 +225,12 @@ def draw_chain(
     )
 
 
-def _first_pass(read: RowCounts, width: int) -> tuple[RowCounts | None, RowCounts | None]:
-    # Counts, and the index of the last token of each row; None: as in all rows.
+def _first_pass(read: RowCounts, width: int) -> Sequence[RowCounts | None]:
+    # Counts, and the index of the last token of each row, None: as in all rows; and the counts of
+    # later passes, unless the host knows that all rows read `width` tokens.
     if read.host is not None and min(read.host) == width:
-        return None, None
-    return read, None if width == 1 else read.less(1)
+        return None, None, None
+    return (read, None, read) if width == 1 else (read, read.less(1), read.less(0, 1))
 
 
 def _require_drawn(inputs: DraftInput, row: int, at: int, left: int, status: int) -> None:

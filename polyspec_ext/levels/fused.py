@@ -34,7 +34,6 @@ from ..kv_cache.lengths import RowLengths
 from ..kv_cache.rollback import Slots
 from ..ops import decoder as operators
 from ..ops.decoder import DecoderLayers, LayerParts, LayerShape
-from ..tensors import gather
 from .base import LevelOutput
 from .products import (
     DenseLinear,
@@ -516,7 +515,7 @@ class StackedPass:
         inputs: dict[str, Any],
         cache: RollbackCache,
         keep: int,
-        indices: Tensor | None = None,
+        first: Tensor | None = None,
         hidden_layers: Sequence[int] = (),
     ) -> LevelOutput:
         """Run a pass.
@@ -524,8 +523,8 @@ class StackedPass:
         Args:
             tokens: ``[B, T]`` int64.
             inputs: result of `RollbackCache.inputs`, which has prepared the cache.
-            keep, indices: return logits after the last `keep` tokens, or after the tokens
-                `indices`, ``[B, keep]``.
+            keep, first: return logits after the last `keep` tokens, or after as many from token
+                ``first[b]`` on.
             hidden_layers: layers of requested hidden states (`levels.base.Hidden`).
         """
         body = self.model.model
@@ -551,8 +550,10 @@ class StackedPass:
                 rows.status.bitwise_or_(status)
         last = operators.rms_norm(deepest.flatten(0, 1), norm.weight, norm.variance_epsilon)
         last = last.view(deepest.shape)
-        rows_with_logits = last[:, -keep:] if indices is None else gather(last, indices)
-        logits = self._head(rows_with_logits.flatten(0, 1)).unflatten(0, rows_with_logits.shape[:2])
+        kept = last[:, -keep:]
+        if first is not None:
+            kept = operators.take_rows(last, first, None, 0, keep, False)
+        logits = self._head(kept.flatten(0, 1)).unflatten(0, kept.shape[:2])
         if not hidden_layers:
             return LevelOutput(logits)
         count = len(self._entered)

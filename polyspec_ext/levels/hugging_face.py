@@ -14,7 +14,8 @@ from torch import Tensor
 from .. import arguments, progress, rooms
 from .. import kv_cache as caches
 from ..kv_cache import SequenceState
-from ..tensors import RowCounts, gather
+from ..ops.decoder import take_rows
+from ..tensors import RowCounts
 from .base import (
     Hidden,
     InputBlock,
@@ -509,7 +510,7 @@ class HuggingFaceLevel(ModelLevel):
             raise ValueError(f"{self.name}: expected rows in step, given counts {list(counts)}")
         rows = None
         if first is not None and not first.all(longest - keep):
-            rows = _row_indices(first, keep, tokens)
+            rows = first.on(tokens.device)
         if self._stacked is not None and self.one_at_a_time is None:
             return self._stacked(tokens, inputs, self._past, keep, rows, block.hidden_layers)
         return self._run_model(block, inputs, rows)
@@ -530,11 +531,15 @@ class HuggingFaceLevel(ModelLevel):
         else:
             layers = block.hidden_layers
             taken = self.states.taken(layers) if layers else nullcontext(hidden)
-            with taken as hidden, gathering(self.output_head, rows):
+            with taken as hidden, gathering(self.output_head, rows, keep):
                 out = self._runs(**arguments)
         logits = out.logits
         if logits.shape[1] != keep:
-            logits = logits[:, -keep:] if rows is None else gather(logits, rows)
+            if rows is None:
+                logits = logits[:, -keep:]
+            else:
+                begin = rows.to(logits.device, non_blocking=True)
+                logits = take_rows(logits, begin, None, 0, keep, False)
         return LevelOutput(logits, hidden or None)
 
     def _in_pieces(self, block: InputBlock) -> LevelOutput:
@@ -556,7 +561,7 @@ class HuggingFaceLevel(ModelLevel):
                 read(end - start)
         rows = torch.cat(logits, 1)
         if first is not None:
-            rows = gather(rows, _row_indices(first.less(begin), keep, rows))
+            rows = take_rows(rows, first.on(rows.device), None, -begin, keep, False)
         hidden = {layer: torch.cat([piece[layer] for piece in states], 1) for layer in layers}
         return LevelOutput(rows, hidden or None)
 
@@ -597,11 +602,6 @@ class HuggingFaceLevel(ModelLevel):
         self.cache.note_lengths(lengths)
         if self._member is not None:
             self._member.note_lengths(lengths)
-
-
-def _row_indices(first: RowCounts, keep: int, tokens: Tensor) -> Tensor:
-    begin = first.on(tokens.device)  # [B]; tokens: [B, T, ...]; returns [B, keep]
-    return (begin[:, None] + torch.arange(keep, device=begin.device)).clamp_max(tokens.shape[1] - 1)
 
 
 def groups(counts: Sequence[int], device: str) -> list[list[int]]:

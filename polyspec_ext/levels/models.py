@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from .. import arguments, rooms
 from ..kv_cache import device_of, name_of
-from ..tensors import IdMap, gather
+from ..ops.decoder import take_rows
+from ..tensors import IdMap
 from . import base
 from .fused import Runs, packed, unpacked
 from .products import TrimmedHead, is_plain_tensor, without_wrapper
@@ -462,13 +463,13 @@ def decoder_layers(model: nn.Module, count: int) -> tuple[nn.Module, Sequence[nn
 
 
 @contextmanager
-def gathering(head: torch.nn.Module, rows: Tensor | None) -> Iterator[None]:
-    """Pass only the hidden states of `rows` to `head` (see `gather`), because logits of all tokens
+def gathering(head: torch.nn.Module, first: Tensor | None, keep: int) -> Iterator[None]:
+    """Pass only `keep` hidden states from ``first[b]`` on to `head`, because logits of all tokens
     would be large; None: all states. The model's processing of its logits still applies."""
-    if rows is None:
+    if first is None:
         yield
         return
-    pending: list[Tensor] = [rows]
+    pending: list[Tensor] = [first]
     thread = threading.get_ident()
 
     def hook(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -476,7 +477,9 @@ def gathering(head: torch.nn.Module, rows: Tensor | None) -> Iterator[None]:
         # thread, because chains of other threads may run the same model.
         if not pending or threading.get_ident() != thread:
             return arguments
-        return (gather(arguments[0], pending.pop()), *arguments[1:])
+        states, begin = arguments[0], pending.pop()
+        begin = begin.to(states.device, non_blocking=True)
+        return (take_rows(states, begin, None, 0, keep, False), *arguments[1:])
 
     handle = None
     try:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops.decoder import take_rows, update_lengths
 from ..tensors import RowCounts
 from .base import Hidden, InputBlock, LevelOutput, PromptBatch
 
@@ -214,20 +215,19 @@ class Member:
             have.new_full((rows,), whole) if numbers is None else numbers.on(have.device)
             for whole, numbers in ((width, block.counts), (width - keep, block.first))
         )
-        start = end = have
-        skipped: Tensor | None = None
         # Tokens that a level above has read have its hidden states, if it returns them.
         alone = bool(layers) and not all(_alike(m.level, self.level, layers) for m in members)
-        if above:
-            longest = functools.reduce(torch.maximum, above)
-            skip = torch.minimum((longest - have).clamp_min(0), counts)
+        start = cache.rows.lengths if blind else torch.empty_like(have)
+        longest = functools.reduce(torch.maximum, above) if above else None
+        skipped: Tensor | None = None
+        if longest is None or alone:
+            update_lengths(have, start, None, counts, width)
+        else:
             # Logits after a token need its query even if a level above has read it, and so do
             # hidden states that no level above returns. Its key and value are restored afterwards.
-            skips = torch.minimum(skip, first)
-            if alone:
-                skips = torch.zeros_like(skip)
-            start, end = have + skips, have + skip
-            counts, first = counts - skips, first - skips
+            rest = counts.new_empty(3, rows)
+            update_lengths(have, start, None, counts, width, longest, first, rest)
+            skips, counts, first = rest.unbind()
             if blind or skips.any():
                 skipped = skips
                 wide = width if blind else max(int(counts.max()), 1)
@@ -238,14 +238,20 @@ class Member:
         # (A chain needs logits after the last token that a level above has emitted, or later, and
         # no level has read its last token: with lengths on the device, only hidden states may need
         # a token to be read again.)
-        again = bool(above) and alone if blind else not start.equal(end)
+        again, end = False, start
+        if longest is not None and (alone or not blind):
+            end = torch.minimum(longest, have).maximum(start)
+            again = blind or not start.equal(end)
         # With the host's values, if known.
-        base, rest, behind = (RowCounts.read(x, not blind) for x in (start, counts, first))
-        cache.rows.assign(base)
+        new, behind = (RowCounts.read(x, not blind) for x in (counts, first))
+        if blind:
+            cache.rows.host = None
+        else:
+            cache.rows.assign(RowCounts.read(start, True))
         shifted = replace(
             block,
             tokens=tokens,
-            counts=None if rest.all(tokens.shape[1]) else rest,
+            counts=None if new.all(tokens.shape[1]) else new,
             first=None if behind.all(tokens.shape[1] - keep) else behind,
             parents=parents,
         )
@@ -254,10 +260,8 @@ class Member:
         if out.hidden is not None and skipped is not None:
             hidden = {layer: _back(states, skipped, width) for layer, states in out.hidden.items()}
             out = out._replace(hidden=hidden, skipped=skipped)
-        if blind:
-            torch.add(start, counts, out=have)
-            return out
-        self.lengths = (start + counts).tolist()
+        if not blind:
+            self.lengths = have.tolist()
         return out
 
     def keep_path(
@@ -328,12 +332,9 @@ def _alike(level: Any, other: Any, layers: Sequence[int]) -> bool:
 
 def _back(states: Tensor, by: Tensor, width: int) -> Tensor:
     # Undo `_shift` for states of the tokens, [B, width, H].
-    columns = torch.arange(width, device=by.device) - by[:, None]
-    columns = columns.clamp(0, states.shape[1] - 1).to(states.device)
-    return states.gather(1, columns[..., None].expand(-1, -1, states.shape[2]))
+    return take_rows(states, None, by.to(states.device), 0, width, False)
 
 
 def _shift(tokens: Tensor, by: Tensor, width: int) -> Tensor:
     # tokens[b, by[b] : by[b] + width], the last column where that is out of range.
-    columns = by[:, None] + torch.arange(width, device=by.device)
-    return tokens.gather(1, columns.clamp_max(tokens.shape[1] - 1).to(tokens.device))
+    return take_rows(tokens, by.to(tokens.device), None, 0, width, False)

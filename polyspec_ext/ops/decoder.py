@@ -142,6 +142,42 @@ Args:
     most: [B] int64; a length becomes at most this, and at least 0; None: no cut.
     counts: [B] int64, new tokens, at least 0 and at most `tokens`; None: `tokens` each.
     tokens: >= 0.
+    above: [B] int64, tokens that another level has read. The pass skips as many as exceed the
+        length, but reads token number `first`; `base` becomes the length with the skipped tokens.
+        None: no token is skipped.
+    first: [B] int64, index of the first new token with logits; with `above`.
+    rest: [3, B] int64, with `above`: skipped tokens, `counts` and `first` without them. Written.
+"""
+
+take_rows: Callable[..., Tensor] = torch.ops.polyspec.take_rows.default
+"""Copy `width` rows of every batch row: row j is at ``at[b] - less[b] + plus + j``.
+
+Args:
+    rows: [B, S] or [B, S, N], unit stride along N, any dtype.
+    at, less: [B] int64; None: 0.
+    plus: an integer.
+    width: W, rows to copy.
+    ring: row p is at slot ``p % S``; otherwise positions out of range are the nearest slot.
+
+Returns:
+    [B, W] or [B, W, N], contiguous.
+"""
+
+put_rows: Callable[..., None] = torch.ops.polyspec.put_rows.default
+"""Copy rows into a ring: row j of batch row b has position ``p = at[b] - less[b] + plus + j`` and
+goes to slot ``p % S``. Of more than S rows the last are copied.
+
+Args:
+    ring: [B, S, N], unit stride along N. Written.
+    rows: [B, W, N] likewise, of the same dtype.
+    at, less: [B] int64; None: 0.
+    plus: an integer.
+    part: [B] int64; a batch row with 0 is unchanged, in all arguments. None: no such row.
+    skip: [B] int64, number of first rows that are not copied; None: 0.
+    lowest: [B] int64, rows at positions below it are not copied; None: all are.
+    begin: [B] int64, becomes at most the position of row 0. Written; None: not used.
+    end: [B] int64, becomes `kept`. Written; None: not used.
+    kept: [B] int64; with `end`.
 """
 
 
@@ -221,6 +257,11 @@ register_fake("polyspec::gated", lambda x: x.new_empty(len(x), x.shape[1] // 2))
 register_fake("polyspec::rotary", _rotated)
 register_fake("polyspec::rotary_append", _rotated_into)
 register_fake("polyspec::update_lengths", lambda *_: None)
+register_fake("polyspec::put_rows", lambda *_: None)
+register_fake(
+    "polyspec::take_rows",
+    lambda rows, at, less, plus, width, _: rows.new_empty(len(rows), width, *rows.shape[2:]),
+)
 register_fake("polyspec::append", _lengths(4))
 register_fake("polyspec::append_paged", _lengths(5))
 for _name in ("reserve_pages", "truncate_pages"):

@@ -27,8 +27,8 @@ class Launches(NamedTuple):
 
 
 # With attention over up to 512 slots.
-FUSED = Launches(9, 6, 14, 23, 41, 32, 16)
-MOST = 19  # launches without the passes
+FUSED = Launches(9, 6, 11, 14, 14, 26, 16)
+MOST = 16  # launches without the passes
 CHAINS = {
     "target, draft": (["target", "draft"], [4]),
     "target, W4, draft": (["target", "W4", "draft"], [5, 3]),
@@ -37,7 +37,7 @@ CHAINS = {
     "target, EAGLE-3": (["target", "EAGLE-3"], [4]),
 }
 # The same of a tree: of a draft, of each of its levels but the first, and of its verification.
-TREE, TREE_LEVEL, TREE_VERIFIED = 90, 14, 59
+TREE, TREE_LEVEL, TREE_VERIFIED = 87, 14, 50
 TREES = {
     "target, tree": (["target", "tree"], [4]),
     "target, deeper tree": (["target", "tree"], [6]),

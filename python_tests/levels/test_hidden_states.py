@@ -13,7 +13,7 @@ import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, PromptBatch, batched
 from polyspec_ext.levels.fused import packed
 from polyspec_ext.levels.models import gathering
-from polyspec_ext.tensors import RowCounts, gather
+from polyspec_ext.tensors import RowCounts
 
 LAYERS = (0, 1, -1)
 LENGTHS = [100, 3, 5]  # far enough apart to be read in two groups
@@ -175,7 +175,7 @@ def test_states_that_nobody_asked_for_are_none() -> None:
 
 def test_what_an_interrupt_leaves_behind_changes_no_later_pass(monkeypatch) -> None:
     head, states = torch.nn.Linear(6, 9), torch.randn(2, 5, 6)
-    wanted, rows = head(states), torch.zeros(2, 1, dtype=torch.int64)
+    wanted, first = head(states), torch.zeros(2, dtype=torch.int64)
     register = head.register_forward_pre_hook
 
     def interrupted(*arguments: object, **options: object) -> None:
@@ -183,16 +183,16 @@ def test_what_an_interrupt_leaves_behind_changes_no_later_pass(monkeypatch) -> N
         raise KeyboardInterrupt
 
     monkeypatch.setattr(head, "register_forward_pre_hook", interrupted)
-    with pytest.raises(KeyboardInterrupt), gathering(head, rows):
+    with pytest.raises(KeyboardInterrupt), gathering(head, first, 1):
         pass
     monkeypatch.undo()
     assert head._forward_pre_hooks  # it is still there
     assert head(states).equal(wanted)
-    with pytest.raises(KeyboardInterrupt), gathering(head, rows):
+    with pytest.raises(KeyboardInterrupt), gathering(head, first, 1):
         raise KeyboardInterrupt
     assert head(states).equal(wanted)
     # A head that is called twice in one pass was meant once.
-    with gathering(head, rows):
+    with gathering(head, first, 1):
         head(states)
         assert head(states).equal(wanted)
 
@@ -200,11 +200,11 @@ def test_what_an_interrupt_leaves_behind_changes_no_later_pass(monkeypatch) -> N
 def test_another_thread_may_run_the_same_model() -> None:
     torch.manual_seed(0)
     head, states, others = torch.nn.Linear(6, 9), torch.randn(2, 5, 6), torch.randn(2, 5, 6)
-    rows, found = torch.tensor([[0, 3], [4, 4]]), []
-    with gathering(head, rows):
+    first, found = torch.tensor([1, 3]), []
+    with gathering(head, first, 2):
         thread = threading.Thread(target=lambda: found.append(head(others)))
         thread.start()
         thread.join(60)
         some = head(states)
     assert found[0].equal(head(others))
-    assert some.equal(head(gather(states, rows)))
+    assert some.equal(head(torch.stack([states[0, 1:3], states[1, 3:5]])))

@@ -546,10 +546,20 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
             "runtime/test_device_rounds.py::test_caches_hold_what_they_hold_step_by_step[[3]]",
         ),
         "kv_cache: the lengths before a pass are those after": (
-            "  if (p.base != nullptr) p.base[row] = length;\n"
-            "  int64_t count = p.counts == nullptr ? p.tokens : p.counts[row];\n",
-            "  int64_t count = p.counts == nullptr ? p.tokens : p.counts[row];\n"
-            "  if (p.base != nullptr) p.base[row] = length + count;\n",
+            "p.base[row] = length + out;",
+            "p.base[row] = length + count;",
+            "ops/test_kv.py::test_lengths_are_cut_and_increased[cpu]",
+        ),
+        "kv_cache: a ring takes the rows of a level above": (
+            " || (p.skip != nullptr && j < p.skip[row]) ||\n",
+            " ||\n",
+            "runtime/test_hidden_window.py::test_a_window_has_the_latest_state_of_every_token[in place]",
+            "ops/test_kv.py::test_rows_from_a_position[cpu]",
+        ),
+        "levels: a copy skips the token whose logits are asked for": (
+            "    if (out > p.first[row]) out = p.first[row];\n",
+            "",
+            "levels/test_shared_cache.py::test_a_draft_that_looks_back_leaves_the_owners_keys",
             "ops/test_kv.py::test_lengths_are_cut_and_increased[cpu]",
         ),
         "kv_cache: a path may have a node twice": (
@@ -987,11 +997,6 @@ _BY_FILE: dict[str, dict[str, tuple[str, ...]]] = {
         "levels: a copy writes over the target's keys": (
             "            x.scatter_(2, index, torch.where(saved.to(x.device), values, after))\n",
             "            pass\n",
-            "levels/test_shared_cache.py::test_a_draft_that_looks_back_leaves_the_owners_keys",
-        ),
-        "levels: a copy skips the token whose logits are asked for": (
-            "skips = torch.minimum(skip, first)",
-            "skips = skip",
             "levels/test_shared_cache.py::test_a_draft_that_looks_back_leaves_the_owners_keys",
         ),
     },

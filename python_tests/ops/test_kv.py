@@ -76,6 +76,51 @@ def test_lengths_are_cut_and_increased(device: torch.device) -> None:
         assert lengths.equal(base + new.clamp(0, 4) + 3)
 
 
+def test_tokens_that_a_level_above_has_read_are_skipped(device: torch.device) -> None:
+    """Up to the first token with logits."""
+    given, above, counts, first = torch.randint(0, 9, (4, 40), device=device)
+    lengths, base = given.clone(), torch.zeros_like(given)
+    rest = torch.zeros(3, 40, dtype=torch.int64, device=device)
+    cache_ops.update_lengths(lengths, base, None, counts, 8, above, first, rest)
+    skipped = (above - given).clamp_min(0).minimum(counts).minimum(first)
+    assert lengths.equal(given + counts)
+    assert base.equal(given + skipped)
+    assert rest.equal(torch.stack([skipped, counts - skipped, first - skipped]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_rows_from_a_position(dtype: torch.dtype, device: torch.device) -> None:
+    """Out of slots, out of a ring, and into a ring with its window."""
+    random = torch.Generator().manual_seed(3)
+
+    def numbers(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape or (5,), generator=random).to(device)
+
+    for size, width, count in ((7, 3, 9), (4, 6, 2), (9, 9, 1)):
+        ring, new = numbers(0, 99, 5, size, count).to(dtype), numbers(0, 99, 5, width, count)
+        new, at, less = new.to(dtype), numbers(-9, 20), numbers(0, 5)
+        positions = (at - less)[:, None] + 2 + torch.arange(width, device=device)
+        index = positions[..., None].expand(-1, -1, count)
+        for slots, wraps in ((index.clamp(0, size - 1), False), (index % size, True)):
+            taken = cache_ops.take_rows(ring, at, less, 2, width, wraps)
+            assert taken.equal(ring.gather(1, slots))
+            single = cache_ops.take_rows(ring[..., 0], at, less, 2, width, wraps)
+            assert single.equal(taken[..., 0])
+        part, skip, table, kept = numbers(0, 2), numbers(0, 3), numbers(0, 20, 5, 3), numbers(0, 20)
+        begin, end = numbers(0, 20), numbers(0, 20)
+        wanted, begins, ends = ring.clone(), begin.clone(), end.clone()
+        for row in range(5):
+            for j in range(width) if part[row] else ():
+                at_j = int(positions[row, j])
+                if j >= max(width - size, int(skip[row])) and at_j >= table[row, 1]:
+                    wanted[row, at_j % size] = new[row, j]
+            if part[row]:
+                begins[row], ends[row] = min(int(positions[row, 0]), int(begin[row])), kept[row]
+        cache_ops.put_rows(ring, new, at, less, 2, part, skip, table[:, 1], begin, end, kept)
+        assert ring.equal(wanted)
+        assert (begin.equal(begins), end.equal(ends)) == (True, True)
+
+
 def test_opcheck() -> None:
     ops = torch.ops.polyspec
     tests = ("test_schema", "test_faketensor")
@@ -103,6 +148,11 @@ def test_opcheck() -> None:
     held = torch.zeros(2, dtype=torch.int64)
     given = (held.clone(), held.clone(), held, None, 2)
     torch.library.opcheck(ops.update_lengths.default, given, test_utils=tests)
+    rows = torch.zeros(2, 4, 3)
+    for given in ((rows, held, None, 1, 2, True), (rows[..., 0], None, held, 0, 5, False)):
+        torch.library.opcheck(ops.take_rows.default, given, test_utils=tests)
+    given = (rows, rows[:, :2].clone(), held, *[None] * 1, 0, *[None] * 3, held.clone(), None, None)
+    torch.library.opcheck(ops.put_rows.default, given, test_utils=tests)
     free, count = torch.arange(3, dtype=torch.int32), torch.tensor([3])
     for op in (ops.reserve_pages.default, ops.truncate_pages.default):
         torch.library.opcheck(

@@ -130,6 +130,13 @@ def cache(dtype: torch.dtype, device: str) -> None:
     ends, before = lengths.clone(), torch.empty_like(lengths)
     cache_ops.update_lengths(ends, before, lengths, None, t)
     assert torch.equal(ends - before, torch.full_like(ends, t))
+    rest = torch.empty(3, b, dtype=torch.int64, device=device)
+    cache_ops.update_lengths(before, ends, None, None, t, lengths + 2, lengths % t, rest)
+    flat = new_keys[:, 0].contiguous()
+    ring = torch.zeros(b, c, dk, device=device, dtype=dtype)
+    cache_ops.put_rows(ring, flat, lengths, None, 0, None, None, None, ends, before, lengths)
+    assert cache_ops.take_rows(ring, lengths, None, 0, t, True).equal(flat)
+    assert cache_ops.take_rows(flat, None, lengths, t, 1, False).shape == (b, 1, dk)
     for ring, sinks in ((False, 0), (True, 2)):
         for layer_keys, layer_values in zip(keys, values, strict=True):
             _, status = cache_ops.append(

@@ -135,6 +135,17 @@ static void caches() {
   lengths.base = &before;
   run(polyspec::update_lengths(lengths));
 
+  polyspec::CopyRowsParams rows;  // 2 of 8 rows, from the 4th on
+  rows.batch = 1;
+  rows.width = kTokens;
+  rows.slots = kCapacity;
+  rows.bytes = kWidth * sizeof(float);
+  rows.at = &length;
+  rows.from = keys.data();
+  rows.to = fresh.data();
+  rows.from_stride[1] = rows.to_stride[1] = rows.bytes;
+  run(polyspec::copy_rows(rows));
+
   polyspec::PagesParams pages;  // the same in pages of 4 tokens
   int32_t table[2] = {-1, -1}, free_pages[2] = {0, 1};
   int64_t held = 0, free_count = 2;

@@ -108,7 +108,9 @@ POLYSPEC_API Result reserve_pages(const PagesParams& params, Stream stream = Str
 POLYSPEC_API Result truncate_pages(const PagesParams& params, Stream stream = Stream::cpu());
 
 // The lengths of rows between two passes and at the begin of a pass, in this order: cut to `most`
-// and to no less than 0, copied to `base`, and increased by the new tokens.
+// and to no less than 0, copied to `base`, and increased by the new tokens. With `above`, the pass
+// leaves out tokens that another level has read already, up to the first token with logits: as many
+// as `above` is longer than the row. `base` has the length with these.
 struct LengthsParams {
   int64_t batch = 0;                // b >= 0
   int64_t tokens = 0;               // t >= 0, of each row
@@ -116,8 +118,39 @@ struct LengthsParams {
   const int64_t* most = nullptr;    // [b], or nullptr: no cut
   int64_t* base = nullptr;          // [b] out, or nullptr
   const int64_t* counts = nullptr;  // [b] within [0, t], else the nearest; or nullptr: t each
+  const int64_t* above = nullptr;   // [b], or nullptr: no token is left out
+  const int64_t* first = nullptr;   // [b] index of the first token with logits; with `above`
+  int64_t* rest = nullptr;  // [3, b] out: tokens left out, and `counts` and `first` without them
 };
 POLYSPEC_API Result update_lengths(const LengthsParams& params, Stream stream = Stream::cpu());
+
+// Copies w rows of every batch row, of which row j has the position p = at[b] - less[b] + plus + j
+// on one side: out of slot p, or the nearest slot there is; out of slot p % s of a ring; or into
+// that slot (`put`). A ring of fewer slots than w keeps the last rows.
+struct CopyRowsParams {
+  int64_t batch = 0;               // b >= 0
+  int64_t width = 0;               // w >= 0
+  int64_t slots = 0;               // s >= 1
+  int64_t bytes = 0;               // of a row, >= 1
+  const int64_t* at = nullptr;     // [b], or nullptr: 0
+  const int64_t* less = nullptr;   // [b], or nullptr: 0
+  int64_t plus = 0;
+  const void* from = nullptr;      // [b, s] rows, or [b, w] of `put`
+  int64_t from_stride[2] = {0, 0};  // in bytes
+  void* to = nullptr;              // [b, w] rows, or [b, s] of `put`
+  int64_t to_stride[2] = {0, 0};
+  bool ring = false;
+  // With a ring only. A batch row without `part` is left as it is.
+  bool put = false;
+  const int64_t* part = nullptr;    // [b], or nullptr: all
+  const int64_t* skip = nullptr;    // [b] first rows that are left out, or nullptr
+  const int64_t* lowest = nullptr;  // [b] positions below it are left out, or nullptr
+  int64_t lowest_stride = 1;
+  int64_t* begin = nullptr;         // [b] in and out, at most the position of row 0; or nullptr
+  int64_t* end = nullptr;           // [b] out: becomes `kept`; or nullptr
+  const int64_t* kept = nullptr;    // [b]
+};
+POLYSPEC_API Result copy_rows(const CopyRowsParams& params, Stream stream = Stream::cpu());
 
 // After a tree has been verified: node i of row b lies in slot lengths[b] + i, and the accepted
 // nodes path[b, 0 ... j) move to slots lengths[b] ... lengths[b] + j. A parent comes before its

@@ -87,7 +87,23 @@ Result check(const PagesParams& p) {
 Result check(const LengthsParams& p) {
   if (p.batch < 0) return expected("batch", ">= 0", p.batch);
   if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);
-  return check_given({{"lengths", p.lengths, p.batch > 0}});
+  const bool left_out = p.batch > 0 && p.above != nullptr;
+  return check_given(
+      {{"lengths", p.lengths, p.batch > 0}, {"first", p.first, left_out}, {"rest", p.rest, left_out}});
+}
+
+Result check(const CopyRowsParams& p) {
+  if (p.batch < 0) return expected("batch", ">= 0", p.batch);
+  if (p.width < 0) return expected("width", ">= 0", p.width);
+  if (p.slots < 1) return expected("slots", ">= 1", p.slots);
+  if (p.bytes < 1) return expected("bytes", ">= 1", p.bytes);
+  if (p.put && !p.ring) return invalid("put: expected a ring, given none");
+  const Result sizes = check_sizes("batch, width, slots, bytes",
+                                   {p.batch, std::max(p.width, p.slots), p.bytes});
+  if (!sizes.ok() || p.batch == 0) return sizes;
+  return check_given({{"from", p.from, p.width > 0},
+                      {"to", p.to, p.width > 0},
+                      {"kept", p.kept, p.end != nullptr}});
 }
 
 Result check(const CompactTreeParams& p) {
@@ -171,6 +187,14 @@ Result update_lengths(const LengthsParams& params, Stream stream) {
   if (!result.ok() || params.batch == 0) return result;
   if (on_cuda(stream)) return cuda::update_lengths(params, stream.cuda);
   for (int64_t row = 0; row < params.batch; ++row) core::update_length(params, row);
+  return {};
+}
+
+Result copy_rows(const CopyRowsParams& params, Stream stream) {
+  const Result result = check(params);
+  if (!result.ok() || params.batch == 0) return result;
+  if (on_cuda(stream)) return cuda::copy_rows(params, stream.cuda);
+  cpu::copy_rows(params, stream.executor);
   return {};
 }
 

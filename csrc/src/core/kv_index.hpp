@@ -70,10 +70,70 @@ POLYSPEC_HD void update_length(const LengthsParams& p, int64_t row) {
     if (length > p.most[row]) length = p.most[row];
     if (length < 0) length = 0;
   }
-  if (p.base != nullptr) p.base[row] = length;
   int64_t count = p.counts == nullptr ? p.tokens : p.counts[row];
   if (count > p.tokens) count = p.tokens;
-  p.lengths[row] = length + (count < 0 ? 0 : count);
+  if (count < 0) count = 0;
+  int64_t out = 0;
+  if (p.above != nullptr) {
+    out = p.above[row] - length;
+    if (out > count) out = count;
+    if (out > p.first[row]) out = p.first[row];
+    if (out < 0) out = 0;
+    p.rest[row] = out;
+    p.rest[p.batch + row] = count - out;
+    p.rest[2 * p.batch + row] = p.first[row] - out;
+  }
+  if (p.base != nullptr) p.base[row] = length + out;
+  p.lengths[row] = length + count;
+}
+
+// ---- Rows from a position ----
+
+POLYSPEC_HD int64_t first_position(const CopyRowsParams& p, int64_t row) {
+  return (p.at == nullptr ? 0 : p.at[row]) - (p.less == nullptr ? 0 : p.less[row]) + p.plus;
+}
+
+// Slot of row j, or -1 where it is left out.
+POLYSPEC_HD int64_t slot_of(const CopyRowsParams& p, int64_t row, int64_t j) {
+  const int64_t position = first_position(p, row) + j;
+  if (!p.ring) return position < 0 ? 0 : position < p.slots ? position : p.slots - 1;
+  if (p.put && (j < p.width - p.slots || (p.skip != nullptr && j < p.skip[row]) ||
+                (p.lowest != nullptr && position < p.lowest[row * p.lowest_stride])))
+    return -1;
+  const int64_t slot = position % p.slots;
+  return slot < 0 ? slot + p.slots : slot;
+}
+
+POLYSPEC_HD bool has_part(const CopyRowsParams& p, int64_t row) {
+  return p.part == nullptr || p.part[row] != 0;
+}
+
+// The window of one row, written by one thread.
+POLYSPEC_HD void finish_window(const CopyRowsParams& p, int64_t row) {
+  if (p.begin != nullptr && first_position(p, row) < p.begin[row])
+    p.begin[row] = first_position(p, row);
+  if (p.end != nullptr) p.end[row] = p.kept[row];
+}
+
+POLYSPEC_HD const char* source_of(const CopyRowsParams& p, int64_t row, int64_t j, int64_t slot) {
+  return static_cast<const char*>(p.from) + row * p.from_stride[0] +
+         (p.put ? j : slot) * p.from_stride[1];
+}
+POLYSPEC_HD char* target_of(const CopyRowsParams& p, int64_t row, int64_t j, int64_t slot) {
+  return static_cast<char*>(p.to) + row * p.to_stride[0] + (p.put ? slot : j) * p.to_stride[1];
+}
+
+// Thread x of a batch row: lane x % lanes of row x / lanes. Thread 0 also moves the window.
+template <class Lane>
+POLYSPEC_HD void copy_rows_lane(const CopyRowsParams& p, int64_t row, int64_t x) {
+  if (!has_part(p, row)) return;
+  if (x == 0) finish_window(p, row);
+  const int64_t lanes = p.bytes / static_cast<int64_t>(sizeof(Lane));
+  const int64_t j = x / lanes, lane = x - j * lanes;
+  const int64_t slot = j < p.width ? slot_of(p, row, j) : -1;
+  if (slot < 0) return;
+  reinterpret_cast<Lane*>(target_of(p, row, j, slot))[lane] =
+      reinterpret_cast<const Lane*>(source_of(p, row, j, slot))[lane];
 }
 
 // Lanes of one token: of its key, then of its value.

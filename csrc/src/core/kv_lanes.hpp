@@ -49,6 +49,14 @@ inline int lane_bytes(const PagedAppendParams& p) {
                                  in.value_dim, in.element_size));
 }
 
+inline int lane_bytes(const CopyRowsParams& p) {
+  uint64_t all = reinterpret_cast<uintptr_t>(p.from) | reinterpret_cast<uintptr_t>(p.to) |
+                 static_cast<uint64_t>(p.bytes);
+  for (const int64_t stride : {p.from_stride[0], p.from_stride[1], p.to_stride[0], p.to_stride[1]})
+    all |= static_cast<uint64_t>(stride);
+  return lane_bytes(all);
+}
+
 inline int lane_bytes(const CompactTreeParams& p) {
   const auto base = reinterpret_cast<const void*>(static_cast<uintptr_t>(p.alignment));
   return lane_bytes(

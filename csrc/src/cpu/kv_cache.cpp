@@ -111,6 +111,17 @@ void compact_one(const CompactTreeParams& p, int64_t index) {
   move_path(p.values[layer], p.value_stride, p.value_dim, p.element_size, path, row, head);
 }
 
+void copy_rows_one(const CopyRowsParams& p, int64_t row) {
+  if (!core::has_part(p, row)) return;
+  core::finish_window(p, row);
+  for (int64_t j = 0; j < p.width; ++j) {
+    const int64_t slot = core::slot_of(p, row, j);
+    if (slot < 0) continue;
+    std::memcpy(core::target_of(p, row, j, slot), core::source_of(p, row, j, slot),
+                static_cast<size_t>(p.bytes));
+  }
+}
+
 }  // namespace
 
 void append(const AppendParams& params, const Executor& executor) {
@@ -119,6 +130,10 @@ void append(const AppendParams& params, const Executor& executor) {
 
 void append_paged(const PagedAppendParams& params, const Executor& executor) {
   run(append_paged_one, params, params.in.batch * params.in.heads, executor);
+}
+
+void copy_rows(const CopyRowsParams& params, const Executor& executor) {
+  run(copy_rows_one, params, params.batch, executor);
 }
 
 void reserve_pages(const PagesParams& params) {

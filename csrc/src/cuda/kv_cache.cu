@@ -62,6 +62,18 @@ __global__ void __launch_bounds__(kLaneThreads)
       }
 }
 
+// Grid: x over the lanes of all rows, y over batch rows.
+template <class Lane>
+__global__ void __launch_bounds__(kLaneThreads)
+    row_copy_kernel(const __grid_constant__ CopyRowsParams p, int64_t threads) {
+  begin_kernel();
+  for (int64_t row = blockIdx.y; row < p.batch; row += gridDim.y)
+    for (int64_t x = blockIdx.x * int64_t{kLaneThreads} + threadIdx.x; x < threads;
+         x += gridDim.x * int64_t{kLaneThreads}) {
+      core::copy_rows_lane<Lane>(p, row, x);
+    }
+}
+
 template <bool kReserve>
 __global__ void __launch_bounds__(kPageThreads)
     pages_kernel(const __grid_constant__ PagesParams p) {
@@ -99,76 +111,71 @@ Result launch(void (*kernel)(Params...), dim3 grid, int threads, cudaStream_t st
   return result_of(launch_kernel(kernel, config, args...));
 }
 
-template <class Lane>
-Result append_as(const AppendParams& p, CUstream_st* stream) {
-  const auto lanes = core::token_lanes<Lane>(p.in.key_dim, p.in.value_dim, p.in.element_size);
-  // Without new tokens one thread still writes the row's status.
-  const int64_t threads = p.in.tokens > 0 ? p.in.tokens * lanes.all() : 1;
-  return launch(append_kernel<Lane>, grid_of(threads, p.in.heads, p.in.batch), kLaneThreads, stream,
-                p, threads);
+// Calls run(lane) with a lane of the type that all addresses of a call allow.
+template <class Params, class Run>
+Result by_lane(const Params& params, const Run& run) {
+  switch (core::lane_bytes(params)) {
+    case 16:
+      return run(Lane16{});
+    case 8:
+      return run(uint64_t{});
+    case 4:
+      return run(uint32_t{});
+    case 2:
+      return run(uint16_t{});
+    default:
+      return run(uint8_t{});
+  }
 }
 
+// Lanes of the new tokens of a row and head. Without new tokens one thread still writes the row's
+// status.
 template <class Lane>
-Result append_paged_as(const PagedAppendParams& p, CUstream_st* stream) {
-  const auto lanes = core::token_lanes<Lane>(p.in.key_dim, p.in.value_dim, p.in.element_size);
-  const int64_t threads = p.in.tokens > 0 ? p.in.tokens * lanes.all() : 1;
-  return launch(append_paged_kernel<Lane>, grid_of(threads, p.in.heads, p.in.batch), kLaneThreads,
-                stream, p, threads);
-}
-
-template <class Lane>
-Result compact_as(const CompactTreeParams& p, CUstream_st* stream) {
-  const int32_t lanes = core::token_lanes<Lane>(p.key_dim, p.value_dim, p.element_size).all();
-  const int64_t threads = p.heads * lanes;
-  return launch(compact_kernel<Lane>, grid_of(threads, p.batch, p.layers), kLaneThreads, stream, p,
-                lanes, threads);
+int64_t threads_of(const NewTokens& in) {
+  const auto lanes = core::token_lanes<Lane>(in.key_dim, in.value_dim, in.element_size);
+  return in.tokens > 0 ? in.tokens * lanes.all() : 1;
 }
 
 }  // namespace
 
 Result append(const AppendParams& params, CUstream_st* stream) {
-  switch (core::lane_bytes(params)) {
-    case 16:
-      return append_as<Lane16>(params, stream);
-    case 8:
-      return append_as<uint64_t>(params, stream);
-    case 4:
-      return append_as<uint32_t>(params, stream);
-    case 2:
-      return append_as<uint16_t>(params, stream);
-    default:
-      return append_as<uint8_t>(params, stream);
-  }
+  return by_lane(params, [&](auto lane) {
+    using Lane = decltype(lane);
+    const int64_t threads = threads_of<Lane>(params.in);
+    return launch(append_kernel<Lane>, grid_of(threads, params.in.heads, params.in.batch),
+                  kLaneThreads, stream, params, threads);
+  });
 }
 
 Result append_paged(const PagedAppendParams& params, CUstream_st* stream) {
-  switch (core::lane_bytes(params)) {
-    case 16:
-      return append_paged_as<Lane16>(params, stream);
-    case 8:
-      return append_paged_as<uint64_t>(params, stream);
-    case 4:
-      return append_paged_as<uint32_t>(params, stream);
-    case 2:
-      return append_paged_as<uint16_t>(params, stream);
-    default:
-      return append_paged_as<uint8_t>(params, stream);
-  }
+  return by_lane(params, [&](auto lane) {
+    using Lane = decltype(lane);
+    const int64_t threads = threads_of<Lane>(params.in);
+    return launch(append_paged_kernel<Lane>, grid_of(threads, params.in.heads, params.in.batch),
+                  kLaneThreads, stream, params, threads);
+  });
 }
 
 Result compact_tree(const CompactTreeParams& params, CUstream_st* stream) {
-  switch (core::lane_bytes(params)) {
-    case 16:
-      return compact_as<Lane16>(params, stream);
-    case 8:
-      return compact_as<uint64_t>(params, stream);
-    case 4:
-      return compact_as<uint32_t>(params, stream);
-    case 2:
-      return compact_as<uint16_t>(params, stream);
-    default:
-      return compact_as<uint8_t>(params, stream);
-  }
+  return by_lane(params, [&](auto lane) {
+    using Lane = decltype(lane);
+    const int32_t lanes =
+        core::token_lanes<Lane>(params.key_dim, params.value_dim, params.element_size).all();
+    const int64_t threads = params.heads * lanes;
+    return launch(compact_kernel<Lane>, grid_of(threads, params.batch, params.layers), kLaneThreads,
+                  stream, params, lanes, threads);
+  });
+}
+
+Result copy_rows(const CopyRowsParams& params, CUstream_st* stream) {
+  return by_lane(params, [&](auto lane) {
+    using Lane = decltype(lane);
+    // Without rows one thread still moves the window.
+    const int64_t lanes = params.bytes / static_cast<int64_t>(sizeof(Lane));
+    const int64_t threads = params.width > 0 ? params.width * lanes : 1;
+    return launch(row_copy_kernel<Lane>, grid_of(threads, params.batch, 1), kLaneThreads, stream,
+                  params, threads);
+  });
 }
 
 Result update_lengths(const LengthsParams& params, CUstream_st* stream) {

@@ -11,6 +11,7 @@ Result append_paged(const PagedAppendParams& params, CUstream_st* stream);
 Result reserve_pages(const PagesParams& params, CUstream_st* stream);
 Result truncate_pages(const PagesParams& params, CUstream_st* stream);
 Result update_lengths(const LengthsParams& params, CUstream_st* stream);
+Result copy_rows(const CopyRowsParams& params, CUstream_st* stream);
 Result compact_tree(const CompactTreeParams& params, CUstream_st* stream);
 
 }  // namespace polyspec::cuda

@@ -22,6 +22,7 @@ Result append_paged(const PagedAppendParams&, CUstream_st*) { return unsupported
 Result reserve_pages(const PagesParams&, CUstream_st*) { return unsupported(); }
 Result truncate_pages(const PagesParams&, CUstream_st*) { return unsupported(); }
 Result update_lengths(const LengthsParams&, CUstream_st*) { return unsupported(); }
+Result copy_rows(const CopyRowsParams&, CUstream_st*) { return unsupported(); }
 Result compact_tree(const CompactTreeParams&, CUstream_st*) { return unsupported(); }
 Result rms_norm(const RmsNormParams&, CUstream_st*) { return unsupported(); }
 Result rotary(const RotaryParams&, CUstream_st*) { return unsupported(); }

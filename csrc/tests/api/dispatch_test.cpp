@@ -70,6 +70,13 @@ void test_caches(const Stream& stream) {
   lengths.lengths = words;
   expect("update_lengths", polyspec::update_lengths(lengths, stream));
 
+  polyspec::CopyRowsParams rows;
+  rows.batch = rows.width = rows.slots = 1;
+  rows.bytes = 4;
+  rows.from = floats;
+  rows.to = floats + 1;
+  expect("copy_rows", polyspec::copy_rows(rows, stream));
+
   void* bases[2] = {floats, floats + 1};
   polyspec::CompactTreeParams tree;
   tree.layers = tree.batch = tree.heads = tree.capacity = tree.key_dim = tree.value_dim = 1;

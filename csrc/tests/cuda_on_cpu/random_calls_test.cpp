@@ -202,6 +202,8 @@ void check_caches_and_state_rows(uint64_t seed) {
           cases::CompactTreeCase(seed), "compact_tree" + name, true);
   compare([](const auto& p, Stream s) { return polyspec::update_lengths(p, s); },
           cases::LengthsCase(seed), "update_lengths" + name, true);
+  compare([](const auto& p, Stream s) { return polyspec::copy_rows(p, s); },
+          cases::CopyRowsCase(seed), "copy_rows" + name, true);
   compare([](const auto& p, Stream s) { return polyspec::reserve_pages(p, s); },
           cases::PagesCase<true>(seed), "reserve_pages" + name, true);
   compare([](const auto& p, Stream s) { return polyspec::truncate_pages(p, s); },

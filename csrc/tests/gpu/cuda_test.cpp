@@ -121,6 +121,9 @@ Result run(const polyspec::CompactTreeParams& params, Stream stream) {
 Result run(const polyspec::LengthsParams& params, Stream stream) {
   return polyspec::update_lengths(params, stream);
 }
+Result run(const polyspec::CopyRowsParams& params, Stream stream) {
+  return polyspec::copy_rows(params, stream);
+}
 Result run(const polyspec::ScheduleDueParams& params, Stream stream) {
   return polyspec::schedule_due(params, stream);
 }
@@ -407,6 +410,7 @@ void run_all(uint64_t count, int64_t largest) {
     compare<cases::PagedAppendCase>(seed, stream, "append_paged");
     compare<cases::CompactTreeCase>(seed, stream, "compact_tree");
     compare<cases::LengthsCase>(seed, stream, "update_lengths");
+    compare<cases::CopyRowsCase>(seed, stream, "copy_rows");
     compare<cases::PagesCase<true>>(seed, stream, "reserve_pages");
     compare<cases::PagesCase<false>>(seed, stream, "truncate_pages");
   }

@@ -280,6 +280,10 @@ class LengthsCase {
     if (random_.chance(0.5)) base_ = some(&outputs);
     if (random_.chance(0.5)) most_ = some(&inputs);
     if (random_.chance(0.5)) counts_ = some(&inputs);
+    if (random_.chance(0.5)) return;
+    above_ = some(&inputs);
+    first_ = some(&inputs);
+    rest_ = outputs.reserve<int64_t>(static_cast<size_t>(3 * batch_));
   }
   polyspec::LengthsParams params(const unsigned char* in, unsigned char* out) const {
     polyspec::LengthsParams p;
@@ -289,6 +293,9 @@ class LengthsCase {
     Knobs::point(out, base_, &p.base);
     Knobs::point(in, most_, &p.most);
     Knobs::point(in, counts_, &p.counts);
+    Knobs::point(in, above_, &p.above);
+    Knobs::point(in, first_, &p.first);
+    Knobs::point(out, rest_, &p.rest);
     return p;
   }
 
@@ -297,7 +304,86 @@ class LengthsCase {
  private:
   Random random_;
   int64_t batch_, tokens_;
-  size_t lengths_, base_ = kNone, most_ = kNone, counts_ = kNone;
+  size_t lengths_, base_ = kNone, most_ = kNone, counts_ = kNone, above_ = kNone, first_ = kNone,
+                   rest_ = kNone;
+};
+
+// Rows out of slots or a ring, or into a ring with its window.
+class CopyRowsCase {
+ public:
+  explicit CopyRowsCase(uint64_t seed, Extent = {}) : random_(seed + 0x40b5) {
+    const int64_t bytes[] = {1, 2, 6, 8, 24, 64, 256};
+    const int64_t gaps[] = {0, 0, 16, 1};
+    batch_ = 1 + random_.below(9);
+    width_ = random_.below(9);
+    slots_ = 1 + random_.below(12);
+    put_ = random_.chance(0.5);
+    ring_ = put_ || random_.chance(0.5);
+    const int64_t size = random_.one_of(bytes), gap = random_.one_of(gaps);
+    const auto rows = [&](Block* block, int64_t count) {
+      Vectors made(batch_, 1, count, size, gap);
+      made.put(random_, *block, 1);
+      return made;
+    };
+    const auto some = [&](Block* block) {
+      std::vector<int64_t> values(static_cast<size_t>(batch_));
+      for (int64_t& value : values) value = random_.below(30) - 5;
+      return block->put(values);
+    };
+    bytes_ = size;
+    from_ = rows(&inputs, put_ ? width_ : slots_);
+    to_ = rows(&outputs, put_ ? slots_ : width_);
+    if (random_.chance(0.8)) at_ = some(&inputs);
+    if (random_.chance(0.5)) less_ = some(&inputs);
+    plus_ = random_.below(5) - 2;
+    if (!put_) return;
+    if (random_.chance(0.5)) lowest_ = some(&inputs);
+    if (random_.chance(0.5)) begin_ = some(&outputs);
+    if (random_.chance(0.5)) end_ = some(&outputs);
+    kept_ = some(&inputs);
+    const auto few = [&](int64_t most) {
+      std::vector<int64_t> values(static_cast<size_t>(batch_));
+      for (int64_t& value : values) value = random_.below(most);
+      return inputs.put(values);
+    };
+    if (random_.chance(0.5)) part_ = few(2);
+    if (random_.chance(0.5)) skip_ = few(6);
+  }
+  polyspec::CopyRowsParams params(const unsigned char* in, unsigned char* out) const {
+    polyspec::CopyRowsParams p;
+    p.batch = batch_;
+    p.width = width_;
+    p.slots = slots_;
+    p.bytes = bytes_;
+    p.plus = plus_;
+    p.ring = ring_;
+    p.put = put_;
+    p.from = in + from_.at;
+    p.to = out + to_.at;
+    for (int axis = 0; axis < 2; ++axis) {
+      p.from_stride[axis] = from_.stride[2 * axis];
+      p.to_stride[axis] = to_.stride[2 * axis];
+    }
+    Knobs::point(in, at_, &p.at);
+    Knobs::point(in, less_, &p.less);
+    Knobs::point(in, part_, &p.part);
+    Knobs::point(in, skip_, &p.skip);
+    Knobs::point(in, lowest_, &p.lowest);
+    Knobs::point(in, kept_, &p.kept);
+    Knobs::point(out, begin_, &p.begin);
+    Knobs::point(out, end_, &p.end);
+    return p;
+  }
+
+  Block inputs, outputs;  // run over a copy of `outputs`
+
+ private:
+  Random random_;
+  int64_t batch_, width_, slots_, bytes_ = 1, plus_ = 0;
+  bool ring_, put_;
+  Vectors from_{0, 0, 0, 0, 0}, to_{0, 0, 0, 0, 0};
+  size_t at_ = kNone, less_ = kNone, part_ = kNone, skip_ = kNone, lowest_ = kNone, kept_ = kNone,
+         begin_ = kNone, end_ = kNone;
 };
 
 // A pool in some state, for reserve_pages or truncate_pages. Rows are more than a CTA has threads
