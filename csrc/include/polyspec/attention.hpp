@@ -23,10 +23,14 @@ constexpr int64_t kAttentionStack = 144 << 10;
 // sums in a fixed order: each span of kAttentionSpan keys separately, then span after span. out is
 // rounded to dtype.
 //
-// A row of out is the same, bit for bit, on every processor, on CUDA, with any number of threads,
-// with any other queries in the call, and with any later keys that the mask hides (with -inf or the
-// lowest number of dtype, and values that are finite) or that causal hides. Where all keys are
-// hidden, out is 0; where a score that is not hidden is NaN or +inf, out is NaN.
+// A row of out is the same, bit for bit, on every processor, with any number of threads, with any
+// other queries in the call, and with any later keys that the mask hides (with -inf or the lowest
+// number of dtype, and values that are finite) or that causal hides. Where all keys are hidden, out
+// is 0; where a score that is not hidden is NaN or +inf, out is NaN.
+//
+// On CUDA all this holds, with the CPU's bits in float32. In bfloat16 tensor cores multiply, with
+// each weight as a sum of two bfloat16 numbers (16 bits). Sums are float32, but products are added
+// in an order that may differ between devices: there the bits are those of a kind of device.
 struct AttentionParams {
   int64_t batch = 0, heads = 0, groups = 0;  // b, h, heads of keys; heads a multiple of groups
   int64_t tokens = 0, length = 0;            // t, n >= 1

@@ -1,11 +1,11 @@
-// Attention of a few queries over a cache on CUDA, with the sums of cpu/attention.cpp in the same
-// order: a CTA has queries that read the keys of one group, all of them up to 64, and a span of
-// these keys. Where there are several spans, a second launch merges them in order.
+// Attention of a few queries over a cache on CUDA: a CTA has queries that read the keys of one
+// group, all of them up to 64, and a span of these keys. Where there are several spans, a second
+// launch merges them in order.
 //
 // Keys and values pass through shared memory in tiles, 256 bytes of 128 of them, copied two tiles
-// ahead. A thread has the sums of a few keys with a few queries, and of two elements of values of a
-// few queries: the more, the fewer loads from shared memory. Everything is fused multiply-adds:
-// tensor cores add in an order that differs between devices, and no CPU has their bits.
+// ahead. In float32 everything is fused multiply-adds, in the order of cpu/attention.cpp: a thread
+// has the sums of a few keys with a few queries, and of two elements of values of a few queries. In
+// bfloat16 tensor cores multiply, and add in an order that differs between devices.
 #include "core/kv_index.hpp"
 #include "core/layer_math.hpp"
 #include "cuda/attention.hpp"
@@ -28,34 +28,35 @@ constexpr int kPitch = kRowBytes + 16;      // so that eight keys lie in differe
 constexpr int kRows = kThreads / kVectors;  // that are copied at once
 constexpr int kTiles = 2;
 
-// Sizes of a CTA of up to kMost queries. With few it waits for memory, so that two CTAs share a
-// multiprocessor; with many it computes.
-template <int kMost>
+// What a CTA of up to kMost queries of a type keeps in shared memory. With few it waits for memory,
+// so that two CTAs share a multiprocessor.
+template <class T, int kMost>
 struct Form {
-  static constexpr bool kMany = kMost > kFewQueries;
-  static constexpr int kCtas = kMany ? 1 : 2;
-  static constexpr int kKeysEach = kMany ? 4 : 2;               // of a thread
-  static constexpr int kSplits = kThreads * kKeysEach / kKeys;  // of the queries
-  static constexpr int kStep = kMany ? 2 : 1;  // code for every count would take too long to load
-  static constexpr int kScores = kMost / kSplits;  // queries of a thread
-  static constexpr int kFloats = most_queries(kMost, kAttentionWidth) * kAttentionWidth;
-  static constexpr int kSums = kFloats / (2 * kAttentionWidth);  // queries of a thread
-  static_assert(kMost * kAttentionWidth / 2 <= kFloats && kMost / 4 <= kSums);
+  static constexpr bool kFused = std::is_same_v<T, float>;
+  static constexpr int kCtas = kMost > kFewQueries ? 1 : 2;
+  static constexpr int kPad = kFused ? 0 : 8;  // so that eight rows lie in different banks
+  static constexpr int wide(int width) { return most_queries(kMost, width) * (width + kPad); }
+  static constexpr int kElements = std::max(wide(kAttentionWidth / 2), wide(kAttentionWidth));
 };
 
-template <int kMost>
+template <class T, int kMost>
 struct AttentionShared {
-  alignas(16) float queries[Form<kMost>::kFloats];
-  alignas(16) float scores[kMost + Form<kMost>::kStep - 1][kKeys];
+  alignas(16) T queries[Form<T, kMost>::kElements];
+  // In bfloat16 the weights take the place of the scores, the higher halves of a row first.
+  alignas(16) float scores[kMost][kKeys + Form<T, kMost>::kPad / 2];
   alignas(16) unsigned char tiles[kTiles][kKeys * kPitch];
   float lanes[kMost][kSumLanes];  // of the sums of weights
   float highest[kMost];           // score
   float factors[kMost];
   int head[kMost], token[kMost];
   int seen[kMost];  // keys of the span
+  static_assert(most_queries(kMost, kAttentionWidth) * kAttentionWidth * sizeof(float) <=
+                sizeof(tiles));  // of all sums at the end
 };
-static_assert(sizeof(AttentionShared<kFewQueries>) <= 99 << 10, "every device has room for few");
-static_assert(2 * sizeof(AttentionShared<kFewQueries>) <= 226 << 10, "and sm_90 for two CTAs");
+static_assert(sizeof(AttentionShared<float, kFewQueries>) <= 99 << 10, "every device has room");
+static_assert(2 * sizeof(AttentionShared<float, kFewQueries>) <= 226 << 10, "sm_90 for two CTAs");
+static_assert(sizeof(AttentionShared<BFloat16, kFewQueries>) <=
+              sizeof(AttentionShared<float, kFewQueries>));
 
 // The queries of a CTA.
 struct Queries {
@@ -63,14 +64,6 @@ struct Queries {
   unsigned first;
   int count;
 };
-
-__device__ __forceinline__ float float_of(uint32_t word, int, float) {
-  return core::bit_cast<float>(word);
-}
-// The lower or the upper half.
-__device__ __forceinline__ float float_of(uint32_t word, int half, BFloat16) {
-  return core::bit_cast<float>(half == 0 ? word << 16 : word & 0xffff0000u);
-}
 
 template <class T>
 __device__ __forceinline__ const unsigned char* rows_of(const void* base,
@@ -120,8 +113,8 @@ __device__ __forceinline__ bool is_hidden(const AttentionParams& p, const Querie
 }
 
 // Heads and tokens of the queries, and sums of no key.
-template <int kMost>
-__device__ __forceinline__ void begin_queries(AttentionShared<kMost>& shared,
+template <class T, int kMost>
+__device__ __forceinline__ void begin_queries(AttentionShared<T, kMost>& shared,
                                               const AttentionParams& p, const Queries& of,
                                               unsigned share, int64_t first_key) {
   const int m = static_cast<int>(threadIdx.x);
@@ -135,16 +128,17 @@ __device__ __forceinline__ void begin_queries(AttentionShared<kMost>& shared,
   for (int l = 0; l < kSumLanes; ++l) shared.lanes[m][l] = 0.0f;
 }
 
-// A warp loads its queries, several before it stores the first.
+// A warp loads its queries, several before it stores the first. In bfloat16 scores are scaled.
 template <class T, int kMost>
-__device__ __forceinline__ void load_queries(AttentionShared<kMost>& shared,
+__device__ __forceinline__ void load_queries(AttentionShared<T, kMost>& shared,
                                              const AttentionParams& p, const Queries& of) {
-  constexpr int kAtOnce = Form<kMost>::kMany ? 4 : 2, kEach = kAttentionWidth / kWarp;
+  constexpr int kAtOnce = kMost > kFewQueries ? 4 : 2, kEach = kAttentionWidth / kWarp;
   const int lane = threadIdx.x % kWarp, width = static_cast<int>(p.width);
+  const int pitch = width + Form<T, kMost>::kPad;
   const float factor = p.scale * core::kLog2E;
   POLYSPEC_ROLLED
   for (int first = threadIdx.x / kWarp; first < of.count; first += kAtOnce * kWarps) {
-    float values[kAtOnce][kEach];
+    T values[kAtOnce][kEach];
     POLYSPEC_UNROLL
     for (int j = 0; j < kAtOnce; ++j) {
       const int m = first + j * kWarps;
@@ -153,8 +147,7 @@ __device__ __forceinline__ void load_queries(AttentionShared<kMost>& shared,
                              shared.head[m] * p.query_stride[1] +
                              shared.token[m] * p.query_stride[2] + lane;
       POLYSPEC_UNROLL
-      for (int i = 0; i < kEach; ++i)
-        values[j][i] = i * kWarp < width ? to_float(query[i * kWarp]) * factor : 0.0f;
+      for (int i = 0; i < kEach; ++i) values[j][i] = i * kWarp < width ? query[i * kWarp] : T{};
     }
     POLYSPEC_UNROLL
     for (int j = 0; j < kAtOnce; ++j) {
@@ -162,7 +155,9 @@ __device__ __forceinline__ void load_queries(AttentionShared<kMost>& shared,
       if (m >= of.count) break;
       POLYSPEC_UNROLL
       for (int i = 0; i < kEach; ++i) {
-        if (i * kWarp < width) shared.queries[m * width + lane + i * kWarp] = values[j][i];
+        if (i * kWarp >= width) break;
+        if constexpr (Form<T, kMost>::kFused) values[j][i] *= factor;
+        shared.queries[m * pitch + lane + i * kWarp] = values[j][i];
       }
     }
   }
@@ -224,77 +219,270 @@ __device__ __forceinline__ void load_four(const float* from, float (&to)[4]) {
   }
 }
 
-// run(integral_constant) of `count`, at most kMost, or up to kStep - 1 more.
-template <int kMost, int kStep, class Run>
+// run(integral_constant) of `count`, at most kMost.
+template <int kMost, class Run>
 __device__ __forceinline__ void with_count(int count, const Run& run) {
-  if constexpr (kMost > kStep) {
-    if (count <= kMost - kStep) return with_count<kMost - kStep, kStep>(count, run);
+  if constexpr (kMost > 1) {
+    if (count < kMost) return with_count<kMost - 1>(count, run);
   }
   run(std::integral_constant<int, kMost>());
 }
 
-// The keys and queries of which a thread has the scores: the first of both, then every
-// kKeyThreads-th and every kSplits-th. The threads of a warp have the same queries.
-template <int kMost>
-struct Pairs {
-  static constexpr int kKeyThreads = kKeys / Form<kMost>::kKeysEach;
+// Sums of a thread in float32. It has the scores of two keys, the first and the one kKeyThreads
+// later, with every kSplits-th query: the threads of a warp have the same queries. And it has two
+// elements of the sums of values of some queries.
+struct FusedSums {
+  using Shared = AttentionShared<float, kFewQueries>;
+  static constexpr int kKeysEach = 2, kKeyThreads = kKeys / kKeysEach;
+  static constexpr int kSplits = kThreads / kKeyThreads, kScores = kFewQueries / kSplits;
+  static constexpr int kSums = kFewQueries * kAttentionWidth / (2 * kThreads);
   static_assert(kKeyThreads % kWarp == 0);
-  int key, query;
 
-  __device__ __forceinline__ Pairs()
+  int key, query;        // the first
+  int at, first, count;  // elements from `at` on, of queries
+  float scores[kKeysEach][kScores];
+  float sums[kSums][2] = {};
+
+  __device__ __forceinline__ FusedSums(const AttentionParams& p, const Queries& of)
       : key(static_cast<int>(threadIdx.x) % kKeyThreads),
-        query(static_cast<int>(threadIdx.x) / kKeyThreads) {}
-  __device__ __forceinline__ int queries(int count) const {
-    return (count - query + Form<kMost>::kSplits - 1) / Form<kMost>::kSplits;
+        query(static_cast<int>(threadIdx.x) / kKeyThreads) {
+    const int pairs = static_cast<int>(p.value_width) / 2;
+    const int split = static_cast<int>(threadIdx.x) / pairs, splits = kThreads / pairs;
+    at = 2 * (static_cast<int>(threadIdx.x) % pairs);
+    const int each = (of.count + splits - 1) / splits, left = of.count - split * each;
+    first = split * each;
+    count = split >= splits || left < 0 ? 0 : left < each ? left : each;
   }
-};
 
-// Sums of the products of this thread's keys and queries over `vectors` of a tile. `queries`: from
-// the tile's first element on.
-template <int kMine, int kMost, class T>
-__device__ __forceinline__ void multiply_tile(
-    const float* queries, int width, const unsigned char* tile, int vectors,
-    float (&sums)[Form<kMost>::kKeysEach][Form<kMost>::kScores]) {
-  constexpr int kEach = 4 / sizeof(T);  // elements of a word
-  constexpr int kKeysEach = Form<kMost>::kKeysEach;
-  const Pairs<kMost> own;
-  queries += own.query * width;
-  tile += own.key * kPitch;
-  const auto keys = [&](int v, Lane16(&to)[kKeysEach]) {
+  // Adds products of keys with queries over `bytes` of a tile, part `part` of a row.
+  __device__ __forceinline__ void add_scores(const Shared& shared, const AttentionParams& p,
+                                             const Queries& of, const unsigned char* tile, int part,
+                                             int bytes) {
+    for (int k = 0; part == 0 && k < kKeysEach; ++k) {
+      for (int j = 0; j < kScores; ++j) scores[k][j] = 0.0f;
+    }
+    if (query >= of.count) return;
+    const int width = static_cast<int>(p.width);
+    const float* const queries = shared.queries + part * (kRowBytes / 4) + query * width;
+    with_count<kScores>((of.count - query + kSplits - 1) / kSplits, [&](auto mine) {
+      multiply<mine>(queries, width, tile + key * kPitch, bytes / 16);
+    });
+  }
+  __device__ __forceinline__ void store_scores(Shared& shared, const AttentionParams&,
+                                               const Queries& of) const {
     POLYSPEC_UNROLL
-    for (int k = 0; k < kKeysEach; ++k)
-      to[k] = reinterpret_cast<const Lane16*>(tile + k * Pairs<kMost>::kKeyThreads * kPitch)[v];
-  };
-  Lane16 vector[kKeysEach];
-  keys(0, vector);
-  POLYSPEC_ROLLED  // code beyond the instruction cache would cost more
-      for (int v = 0; v < vectors; ++v) {
-    Lane16 next[kKeysEach];
-    keys(v + 1 < vectors ? v + 1 : v, next);
+    for (int j = 0; j < kScores; ++j) {
+      const int m = query + j * kSplits;
+      if (m >= of.count) break;
+      POLYSPEC_UNROLL
+      for (int k = 0; k < kKeysEach; ++k) shared.scores[m][key + k * kKeyThreads] = scores[k][j];
+    }
+  }
+  // Adds weights times `keys` values, and times the zeros after them, where this thread has part
+  // `part` of a row.
+  __device__ __forceinline__ void add_values(const Shared& shared, const Queries&,
+                                             const unsigned char* tile, int part, int keys) {
+    const int byte = at * static_cast<int>(sizeof(float)) - part * kRowBytes;
+    if (byte < 0 || byte >= kRowBytes || count == 0) return;
     POLYSPEC_UNROLL
-    for (int part = 0; part < kEach; ++part) {  // of four elements
-      float query[kMine][4];
+    for (int j = 0; j < kSums; ++j) {
+      if (j >= count) break;
+      for (int i = 0; i < 2; ++i) sums[j][i] *= shared.factors[first + j];
+    }
+    with_count<kSums>(count, [&](auto mine) { accumulate<mine>(shared, tile + byte, keys); });
+  }
+  // As rows of value_width.
+  __device__ __forceinline__ void store_sums(float* to, int value_width, const Queries&) const {
+    POLYSPEC_UNROLL
+    for (int j = 0; j < kSums; ++j) {
+      if (j >= count) break;
+      for (int i = 0; i < 2; ++i) to[(first + j) * value_width + at + i] = sums[j][i];
+    }
+  }
+
+ private:
+  template <int kMine>
+  __device__ __forceinline__ void multiply(const float* queries, int width,
+                                           const unsigned char* tile, int vectors) {
+    const auto keys = [&](int v, float (&to)[kKeysEach][4]) {
       POLYSPEC_UNROLL
-      for (int j = 0; j < kMine; ++j)
-        load_four(queries + j * Form<kMost>::kSplits * width + (v * kEach + part) * 4, query[j]);
+      for (int k = 0; k < kKeysEach; ++k)
+        load_four(reinterpret_cast<const float*>(tile + k * kKeyThreads * kPitch) + 4 * v, to[k]);
+    };
+    float vector[kKeysEach][4];
+    keys(0, vector);
+    POLYSPEC_ROLLED  // code beyond the instruction cache would cost more
+        for (int v = 0; v < vectors; ++v) {
+      float next[kKeysEach][4];
+      keys(v + 1 < vectors ? v + 1 : v, next);
       POLYSPEC_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const int number = (part * 4 + i) / kEach;  // of a word
+      for (int j = 0; j < kMine; ++j) {
+        float of_query[4];
+        load_four(queries + j * kSplits * width + v * 4, of_query);
         POLYSPEC_UNROLL
-        for (int k = 0; k < kKeysEach; ++k) {
-          const uint64_t both = number < 2 ? vector[k].low : vector[k].high;
-          const uint32_t word = static_cast<uint32_t>(both >> (number % 2 * 32));
-          const float value = float_of(word, i % kEach, T());
+        for (int i = 0; i < 4; ++i) {
           POLYSPEC_UNROLL
-          for (int j = 0; j < kMine; ++j)
-            sums[k][j] = __builtin_fmaf(value, query[j][i], sums[k][j]);
+          for (int k = 0; k < kKeysEach; ++k)
+            scores[k][j] = __builtin_fmaf(vector[k][i], of_query[i], scores[k][j]);
+        }
+      }
+      POLYSPEC_UNROLL
+      for (int k = 0; k < kKeysEach; ++k) {
+        for (int i = 0; i < 4; ++i) vector[k][i] = next[k][i];
+      }
+    }
+  }
+
+  template <int kMine>
+  __device__ __forceinline__ void accumulate(const Shared& shared, const unsigned char* tile,
+                                             int keys) {
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
+#pragma unroll(kMine < 4 ? 4 / kMine : 1)
+#endif
+    for (int of = 0; of < keys; of += 4) {
+      float value[4][2];
+      POLYSPEC_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        const auto* const from = reinterpret_cast<const uint64_t*>(tile + (of + k) * kPitch);
+        value[k][0] = core::bit_cast<float>(static_cast<uint32_t>(*from));
+        value[k][1] = core::bit_cast<float>(static_cast<uint32_t>(*from >> 32));
+      }
+      POLYSPEC_UNROLL
+      for (int j = 0; j < kMine; ++j) {
+        float weight[4];
+        load_four(&shared.scores[first + j][of], weight);
+        POLYSPEC_UNROLL
+        for (int k = 0; k < 4; ++k) {
+          for (int i = 0; i < 2; ++i)
+            sums[j][i] = __builtin_fmaf(value[k][i], weight[k], sums[j][i]);
         }
       }
     }
-    POLYSPEC_UNROLL
-    for (int k = 0; k < kKeysEach; ++k) vector[k] = next[k];
   }
-}
+};
+
+// Sums of a warp in bfloat16, by products of matrices of 16 rows with 8 queries. For scores the
+// rows are 16 keys of a block, for sums 16 elements of the values in a tile. A product's sum
+// depends on its row and its query alone, so that other queries change no bit.
+template <int kMost>
+struct TensorSums {
+  using Shared = AttentionShared<BFloat16, kMost>;
+  static constexpr int kColumns = kMost / 8;  // products of a row of 16
+  static constexpr int kOfPart = most_queries(kMost, kAttentionWidth) / 8;  // where there are two
+  static constexpr int kSums = std::max(kColumns, 2 * kOfPart);
+
+  int warp, lane;
+  int value_bytes;
+  float scores[kColumns][4];
+  float sums[kSums][4] = {};
+
+  __device__ __forceinline__ TensorSums(const AttentionParams& p, const Queries&)
+      : warp(static_cast<int>(threadIdx.x) / kWarp),
+        lane(static_cast<int>(threadIdx.x) % kWarp),
+        value_bytes(static_cast<int>(p.value_width) * 2) {}
+
+  __device__ __forceinline__ void add_scores(const Shared& shared, const AttentionParams& p,
+                                             const Queries& of, const unsigned char* tile, int part,
+                                             int bytes) {
+    for (int n = 0; part == 0 && n < kColumns; ++n) {
+      for (int j = 0; j < 4; ++j) scores[n][j] = 0.0f;
+    }
+    const int pitch = 2 * (static_cast<int>(p.width) + Form<BFloat16, kMost>::kPad);
+    const unsigned char* const keys =
+        tile + (warp * 16 + lane % 16) * kPitch + lane / 16 * 16;  // of lane's row of a matrix
+    const unsigned char* const queries = reinterpret_cast<const unsigned char*>(shared.queries) +
+                                         (lane / 16 * 8 + lane % 8) * pitch + part * kRowBytes +
+                                         lane / 8 % 2 * 16;
+    POLYSPEC_ROLLED
+    for (int byte = 0; byte < bytes; byte += 32) {  // 16 elements
+      uint32_t key[4];
+      load_matrices<false>(key, keys + byte);
+      POLYSPEC_UNROLL
+      for (int n = 0; n < kColumns; n += 2) {
+        if (n * 8 >= of.count) break;
+        uint32_t query[4];
+        load_matrices<false>(query, queries + n * 8 * pitch + byte);
+        multiply<BFloat16>(scores[n], key, query[0], query[1]);
+        multiply<BFloat16>(scores[n + 1], key, query[2], query[3]);
+      }
+    }
+  }
+  __device__ __forceinline__ void store_scores(Shared& shared, const AttentionParams& p,
+                                               const Queries& of) const {
+    const float factor = p.scale * core::kLog2E;
+    for_each(of, [&](int n, int j, int m, int row) {
+      shared.scores[m][warp * 16 + row] = scores[n][j] * factor;
+    });
+  }
+  __device__ __forceinline__ void add_values(const Shared& shared, const Queries& of,
+                                             const unsigned char* tile, int part, int) {
+    if (part * kRowBytes + warp * 32 >= value_bytes) return;
+    if (part == 0)
+      accumulate<0, kColumns>(shared, of, tile);
+    else
+      accumulate<kOfPart, kOfPart>(shared, of, tile);
+  }
+  __device__ __forceinline__ void store_sums(float* to, int value_width, const Queries& of) const {
+    POLYSPEC_UNROLL
+    for (int part = 0; part < 2; ++part) {
+      if (part * kRowBytes + warp * 32 >= value_bytes) return;
+      for_each(of, [&](int n, int j, int m, int row) {
+        if (part == 0 || n < kOfPart)
+          to[m * value_width + part * (kRowBytes / 2) + warp * 16 + row] =
+              sums[part == 0 ? n : (kOfPart + n) % kSums][j];
+      });
+    }
+  }
+
+ private:
+  // run(product, number of its sum, query, row) of this lane's sums.
+  template <class Run>
+  __device__ __forceinline__ void for_each(const Queries& of, const Run& run) const {
+    POLYSPEC_UNROLL
+    for (int n = 0; n < kColumns; ++n) {
+      POLYSPEC_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const int m = n * 8 + lane % 4 * 2 + j % 2;
+        if (m < of.count) run(n, j, m, lane / 4 + j / 2 * 8);
+      }
+    }
+  }
+
+  template <int kFirst, int kCount>
+  __device__ __forceinline__ void accumulate(const Shared& shared, const Queries& of,
+                                             const unsigned char* tile) {
+    POLYSPEC_UNROLL
+    for (int n = 0; n < kCount; ++n) {
+      const int m = n * 8 + lane % 4 * 2;
+      if (m >= of.count) break;
+      for (int j = 0; j < 4; ++j)
+        sums[kFirst + n][j] *= shared.factors[m + j % 2 < of.count ? m + j % 2 : m];
+    }
+    const unsigned char* const values =
+        tile + (lane / 16 * 8 + lane % 8) * kPitch + warp * 32 + lane / 8 % 2 * 16;
+    const unsigned char* const weights =
+        reinterpret_cast<const unsigned char*>(shared.scores[lane / 16 * 8 + lane % 8]) +
+        lane / 8 % 2 * 16;
+    POLYSPEC_ROLLED
+    for (int key = 0; key < kKeys; key += 16) {
+      uint32_t value[4];
+      load_matrices<true>(value, values + key * kPitch);
+      POLYSPEC_UNROLL
+      for (int n = 0; n < kCount; n += 2) {
+        if (n * 8 >= of.count) break;
+        POLYSPEC_UNROLL
+        for (int half = 0; half < 2; ++half) {  // the higher, then the lower bits of weights
+          uint32_t weight[4];
+          load_matrices<false>(weight, weights +
+                                           n * 8 * static_cast<int>(sizeof(shared.scores[0])) +
+                                           half * 2 * kKeys + key * 2);
+          multiply<BFloat16>(sums[kFirst + n], value, weight[0], weight[1]);
+          multiply<BFloat16>(sums[kFirst + n + 1], value, weight[2], weight[3]);
+        }
+      }
+    }
+  }
+};
 
 __device__ __forceinline__ float from_lane(float value, int lane) {
   return core::bit_cast<float>(__shfl_sync(0xffffffffu, core::bit_cast<uint32_t>(value), lane));
@@ -316,8 +504,8 @@ struct Masked {
 
 // Makes weights of the scores of a warp's query with the `count` keys of a block. After them come
 // -0, which times the zeros of a tile after its values change no sum.
-template <int kMost>
-__device__ __forceinline__ void weigh(AttentionShared<kMost>& shared, int m, int seen, int count,
+template <class T, int kMost>
+__device__ __forceinline__ void weigh(AttentionShared<T, kMost>& shared, int m, int seen, int count,
                                       bool is_masked, const Masked& mask) {
   const int lane = threadIdx.x % kWarp;
   float scores[kKeys / kWarp];
@@ -339,10 +527,17 @@ __device__ __forceinline__ void weigh(AttentionShared<kMost>& shared, int m, int
   if (!higher) highest = before;
   const float factor = higher ? core::weight_of(before - highest) : 1.0f;
   float sum = lane < kSumLanes ? shared.lanes[m][lane] * factor : 0.0f;
+  if constexpr (!Form<T, kMost>::kFused) __syncwarp();  // all lanes have their scores
   POLYSPEC_UNROLL
   for (int u = 0; u < kKeys / kWarp; ++u) {
     const float weight = core::weight_of(scores[u] - highest);
-    shared.scores[m][lane + u * kWarp] = lane + u * kWarp < count ? weight : -0.0f;
+    if constexpr (Form<T, kMost>::kFused) {
+      shared.scores[m][lane + u * kWarp] = lane + u * kWarp < count ? weight : -0.0f;
+    } else {
+      BFloat16* const halves = reinterpret_cast<BFloat16*>(shared.scores[m]) + lane + u * kWarp;
+      core::convert(weight, halves);
+      core::convert(weight - to_float(halves[0]), halves + kKeys);
+    }
     sum += weight;
     sum += from_lane(weight, lane ^ kSumLanes);  // of the next 16 keys
   }
@@ -356,7 +551,7 @@ __device__ __forceinline__ void weigh(AttentionShared<kMost>& shared, int m, int
 
 // A warp weighs every eighth query, the mask of the next loaded before.
 template <class T, int kMost>
-__device__ __forceinline__ void weigh_block(AttentionShared<kMost>& shared,
+__device__ __forceinline__ void weigh_block(AttentionShared<T, kMost>& shared,
                                             const AttentionParams& p, const Queries& of,
                                             int64_t first_key, int begin, int count) {
   const bool is_masked = p.mask != nullptr;
@@ -375,67 +570,16 @@ __device__ __forceinline__ void weigh_block(AttentionShared<kMost>& shared,
   }
 }
 
-// Two elements of the sums of `count` queries from `first` on.
-struct Elements {
-  int at, first, count;
-
-  __device__ __forceinline__ Elements(const AttentionParams& p, const Queries& of) {
-    const int pairs = static_cast<int>(p.value_width) / 2;
-    const int split = static_cast<int>(threadIdx.x) / pairs, splits = kThreads / pairs;
-    at = 2 * (static_cast<int>(threadIdx.x) % pairs);
-    const int each = (of.count + splits - 1) / splits, left = of.count - split * each;
-    first = split * each;
-    count = split >= splits || left < 0 ? 0 : left < each ? left : each;
-  }
-};
-
-template <class T>
-__device__ __forceinline__ void load_value(const unsigned char* from, float (&value)[2]) {
-  if constexpr (sizeof(T) == 2) {
-    const uint32_t both = *reinterpret_cast<const uint32_t*>(from);
-    value[0] = float_of(both, 0, T());
-    value[1] = float_of(both, 1, T());
-  } else {
-    const uint64_t both = *reinterpret_cast<const uint64_t*>(from);
-    value[0] = float_of(static_cast<uint32_t>(both), 0, T());
-    value[1] = float_of(static_cast<uint32_t>(both >> 32), 0, T());
-  }
-}
-
-// sums += weights times `count` values, which begin at `tile`, and times the zeros after them.
-template <int kMine, class T, int kMost>
-__device__ __forceinline__ void add_values(const AttentionShared<kMost>& shared,
-                                           const Elements& own, const unsigned char* tile,
-                                           int count, float (&sums)[Form<kMost>::kSums][2]) {
-#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
-#pragma unroll(kMine < 4 ? 4 / kMine : 1)
-#endif
-  for (int key = 0; key < count; key += 4) {
-    float value[4][2];
-    POLYSPEC_UNROLL
-    for (int k = 0; k < 4; ++k) load_value<T>(tile + (key + k) * kPitch, value[k]);
-    POLYSPEC_UNROLL
-    for (int j = 0; j < kMine; ++j) {
-      float weight[4];
-      load_four(&shared.scores[own.first + j][key], weight);
-      POLYSPEC_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        POLYSPEC_UNROLL
-        for (int i = 0; i < 2; ++i) sums[j][i] = __builtin_fmaf(value[k][i], weight[k], sums[j][i]);
-      }
-    }
-  }
-}
-
 // A CTA takes `each` of the queries that read the same keys. Grid: x over parts of these queries,
 // spans, heads of keys and rows, parts fastest: while keys are read for one, another finds them in
 // the second-level cache.
 template <class T, int kMost>
-__global__ void __launch_bounds__(kThreads, Form<kMost>::kCtas)
+__global__ void __launch_bounds__(kThreads, Form<T, kMost>::kCtas)
     attention_kernel(const __grid_constant__ AttentionParams p, unsigned spans, unsigned parts,
                      int each) {
   launch_dependents();
-  using Shared = AttentionShared<kMost>;
+  using Shared = AttentionShared<T, kMost>;
+  using Sums = std::conditional_t<Form<T, kMost>::kFused, FusedSums, TensorSums<kMost>>;
   POLYSPEC_DYNAMIC_SHARED(Shared, shared);
   const unsigned groups = static_cast<unsigned>(p.groups);
   const unsigned part_of = blockIdx.x % parts, span = blockIdx.x / parts % spans;
@@ -460,40 +604,20 @@ __global__ void __launch_bounds__(kThreads, Form<kMost>::kCtas)
   }
   begin_queries(shared, p, of, share, first_key);
   __syncthreads();  // the queries' tokens are there
-  if (tiles.end > 0) load_queries<T>(shared, p, of);
-  const int width = static_cast<int>(p.width);
-  const Pairs<kMost> pairs;
-  const Elements own(p, of);
-  const int value_part = own.at * static_cast<int>(sizeof(T)) / kRowBytes;
-  float sums[Form<kMost>::kSums][2] = {};
+  load_queries(shared, p, of);
+  Sums sums(p, of);
   int slot = 0;
   POLYSPEC_ROLLED
   for (int begin = 0; begin < tiles.end; begin += kKeys) {
     const int count = tiles.end - begin < kKeys ? tiles.end - begin : kKeys;
-    float scores[Form<kMost>::kKeysEach][Form<kMost>::kScores] = {};
     POLYSPEC_ROLLED
     for (int part = 0; part < tiles.of_keys; ++part, slot = (slot + 1) % kTiles) {
       wait_for_batches<kTiles - 1>();
       __syncthreads();  // the keys are there, and the queries
-      const int vectors = tiles.key_bytes / 16 - part * kVectors;
-      if (pairs.query < of.count) {
-        with_count<Form<kMost>::kScores, Form<kMost>::kStep>(
-            pairs.queries(of.count), [&](auto mine) {
-              multiply_tile<mine, kMost, T>(
-                  shared.queries + part * (kRowBytes / static_cast<int>(sizeof(T))), width,
-                  shared.tiles[slot], vectors < kVectors ? vectors : kVectors, scores);
-            });
-      }
-      if (part + 1 == tiles.of_keys) {
-        POLYSPEC_UNROLL
-        for (int j = 0; j < Form<kMost>::kScores; ++j) {
-          const int m = pairs.query + j * Form<kMost>::kSplits;
-          if (m >= of.count) break;
-          POLYSPEC_UNROLL
-          for (int k = 0; k < Form<kMost>::kKeysEach; ++k)
-            shared.scores[m][pairs.key + k * Pairs<kMost>::kKeyThreads] = scores[k][j];
-        }
-      }
+      const int bytes = tiles.key_bytes - part * kRowBytes;
+      sums.add_scores(shared, p, of, shared.tiles[slot], part,
+                      bytes < kRowBytes ? bytes : kRowBytes);
+      if (part + 1 == tiles.of_keys) sums.store_scores(shared, p, of);
       __syncthreads();  // the keys are read, and the scores there
       tiles.load(shared.tiles);
     }
@@ -502,35 +626,20 @@ __global__ void __launch_bounds__(kThreads, Form<kMost>::kCtas)
     for (int part = 0; part < tiles.of_block - tiles.of_keys; ++part, slot = (slot + 1) % kTiles) {
       wait_for_batches<kTiles - 1>();
       __syncthreads();  // the values are there, and the weights
-      if (part == value_part && own.count > 0) {
-        const unsigned char* const tile =
-            shared.tiles[slot] + own.at * static_cast<int>(sizeof(T)) - part * kRowBytes;
-        POLYSPEC_UNROLL
-        for (int j = 0; j < Form<kMost>::kSums; ++j) {
-          if (j >= own.count) break;
-          for (int i = 0; i < 2; ++i) sums[j][i] *= shared.factors[own.first + j];
-        }
-        with_count<Form<kMost>::kSums, Form<kMost>::kStep>(
-            own.count, [&](auto mine) { add_values<mine, T>(shared, own, tile, count, sums); });
-      }
+      sums.add_values(shared, of, shared.tiles[slot], part, count);
       __syncthreads();  // the values are read
       tiles.load(shared.tiles);
     }
   }
 
-  // By rows of sums, in the memory of the queries.
   const int value_width = static_cast<int>(p.value_width);
-  POLYSPEC_UNROLL
-  for (int j = 0; j < Form<kMost>::kSums; ++j) {
-    if (j >= own.count) break;
-    float* const to = shared.queries + (own.first + j) * value_width + own.at;
-    for (int i = 0; i < 2; ++i) to[i] = sums[j][i];
-  }
+  float* const rows = reinterpret_cast<float*>(shared.tiles);  // which all threads have read
+  sums.store_sums(rows, value_width, of);
   __syncthreads();  // the sums are there
   const int lane = threadIdx.x % kWarp;
   POLYSPEC_ROLLED
   for (int m = threadIdx.x / kWarp; m < of.count; m += kWarps) {
-    const float* const from = shared.queries + m * value_width;
+    const float* const from = rows + m * value_width;
     const int64_t head = shared.head[m], token = shared.token[m];
     if (spans > 1) {
       const int64_t number = (of.row * p.heads + head) * p.tokens + token;
@@ -637,7 +746,7 @@ cudaError_t launch(void (*kernel)(Params...), int64_t ctas, size_t shared_bytes,
 template <class T, int kMost>
 cudaError_t sum_spans(const AttentionParams& p, const DeviceShape& device, int64_t each,
                       CUstream_st* stream) {
-  constexpr size_t kBytes = sizeof(AttentionShared<kMost>);
+  constexpr size_t kBytes = sizeof(AttentionShared<T, kMost>);
   const cudaError_t error = allow_dynamic<attention_kernel<T, kMost>>(device, int{kBytes});
   if (error != cudaSuccess) return error;
   const int64_t spans = core::attention_spans(p.length);
@@ -656,13 +765,13 @@ Result attention_as(const AttentionParams& p, CUstream_st* stream) {
   const DeviceShape device = current_device();
   const int memory = forced_memory.load(std::memory_order_relaxed);
   const int forced = forced_groups.load(std::memory_order_relaxed);
+  constexpr int kMost = Form<T, kFewQueries>::kFused ? kFewQueries : kManyQueries;
   const bool has_room = (memory > 0 ? memory : device.shared_memory) >=
-                        static_cast<int>(sizeof(AttentionShared<kManyQueries>));
-  const int most =
-      most_queries(has_room ? kManyQueries : kFewQueries, std::max(p.width, p.value_width));
+                        static_cast<int>(sizeof(AttentionShared<T, kMost>));
+  const int most = most_queries(has_room ? kMost : kFewQueries, std::max(p.width, p.value_width));
   const int64_t each = queries_of_cta(p.heads / p.groups * p.tokens, p.batch * p.groups * spans,
                                       most, forced >= 0 ? forced : device.multiprocessors);
-  cudaError_t error = each > kFewQueries ? sum_spans<T, kManyQueries>(p, device, each, stream)
+  cudaError_t error = each > kFewQueries ? sum_spans<T, kMost>(p, device, each, stream)
                                          : sum_spans<T, kFewQueries>(p, device, each, stream);
   if (error == cudaSuccess && spans > 1)
     error = launch(merge_kernel<T>, queries, 0, stream, p, static_cast<unsigned>(spans));

@@ -38,6 +38,29 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4]
 #endif
 }
 
+// Loads four matrices of 8 rows of 16 bytes, 8 elements, from shared memory. Lane l gives the
+// address of row l % 8 of matrix l / 8. It gets, of each matrix, elements 2c and 2c + 1 of row g;
+// transposed: element g of rows 2c and 2c + 1.
+template <bool kTransposed>
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const void* row) {
+#ifdef __CUDACC__
+  const auto at = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(at)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(at)
+                 : "memory");
+  }
+#else
+  stand_in::load_matrices<kTransposed>(to, row);
+#endif
+}
+
 // (word & mask) | bits, in one instruction also where both are constants.
 __device__ __forceinline__ uint32_t masked(uint32_t word, uint32_t mask, uint32_t bits) {
 #ifdef __CUDACC__

@@ -152,6 +152,24 @@ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
     }
   }
 }
+// ldmatrix.x4
+template <bool kTransposed>
+void load_matrices(uint32_t (&to)[4], const void* row) {
+  const auto at = reinterpret_cast<uintptr_t>(row);
+  const Words* const lanes =
+      exchange({{static_cast<uint32_t>(at), static_cast<uint32_t>(uint64_t{at} >> 32)}});
+  const unsigned lane = thread_index().x % 32, g = lane / 4, c = lane % 4;
+  for (unsigned i = 0; i < 4; ++i) {
+    to[i] = 0;
+    for (unsigned j = 0; j < 2; ++j) {
+      const Words& given = lanes[8 * i + (kTransposed ? 2 * c + j : g)];
+      const auto* const elements = reinterpret_cast<const uint16_t*>(
+          static_cast<uintptr_t>(given.of[0] | uint64_t{given.of[1]} << 32));
+      to[i] |= uint32_t{elements[kTransposed ? g : 2 * c + j]} << 16 * j;
+    }
+  }
+}
+
 // Dependent launch (src/cuda/runtime.cuh).
 void launch_dependents();
 void wait_for_prerequisites();
