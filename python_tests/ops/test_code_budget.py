@@ -328,6 +328,29 @@ def test_instructions_per_streamed_weight(tokens: int, int4_listing: str) -> Non
     assert count <= STREAM_BUDGET[tokens], f"{count:.2f} instructions per weight"
 
 
+# Of bfloat16 weights, by tiles of 8 tokens. An H200 issues 14 while it reads one for each lane.
+DENSE_BUDGET = {1: 4.5, 2: 5.1}
+
+
+def test_instructions_per_bfloat16_weight(tmp_path: Path) -> None:
+    listing = listing_of("src/cuda/dense.cu", tmp_path)
+    chunks, rows = 4, 16
+    found = {}
+    for symbol, code in instructions(listing):
+        form = re.search(r"dense_kernelILi(\d)E", symbol)
+        assert form is not None
+        tokens = int(form[1])
+        loop = hot_products(code, chunks * 2 * tokens)
+        assert not any(re.search(r"\b(LDL|STL|LDG|LDGSTS|BAR)\b", x) for x in loop)
+        copies = (loop[begin : end + 1] for begin, end in loops_of(loop))  # one row at a time
+        copy = min((x for x in copies if any("UBLKCP" in line for line in x)), key=len)
+        lines = [sum(x[-1] != ":" for x in code) for code in (loop, copy)]
+        found[tokens] = (lines[0] + (rows - 1) * lines[1]) / (chunks * 32 * rows / 32)
+    assert found.keys() == DENSE_BUDGET.keys()
+    for tokens, most in DENSE_BUDGET.items():
+        assert found[tokens] <= most, f"{found[tokens]:.2f} instructions per weight"
+
+
 def test_instructions_per_weight(int4_listing: str) -> None:
     found = {}
     for symbol, code in instructions(int4_listing):

@@ -1,5 +1,5 @@
 // polyspec::dense_product: a few rows of activations times a weight matrix, both in float32 or both
-// in bfloat16, on the CPU.
+// in bfloat16, on the CPU; on CUDA in bfloat16.
 //
 // A verification reads the target's weights once for all its tokens, so that a block should cost as
 // much as one token. It does until the arithmetic takes longer than the memory.
@@ -70,8 +70,21 @@ struct DenseProductParams {
 // Memory that a call needs for its activations.
 POLYSPEC_API int64_t dense_workspace_bytes(const DenseShape& shape, int64_t tokens);
 
-// Runs on the CPU, on the stream's threads, which need 256 KiB of stack; kUnsupported for a CUDA
-// stream.
+// Runs on the CPU, on the stream's threads, which need 256 KiB of stack, or on CUDA.
+//
+// On CUDA `packed` is the weights themselves, [n, k] without gaps and without a label, there is no
+// workspace, and the call is one launch. kUnsupported, without a launch, where another product has
+// to multiply: devices before sm_90, float32, more than kDenseTokens tokens, inputs that are no
+// multiple of 32, memory of x or of the weights (or the stride of x) that is no multiple of 16
+// bytes, and activations that leave no room in shared memory (an H200 has room for 33,536 inputs).
+// No kernel of the same CUDA graph writes the weights, which are read before earlier kernels of a
+// graph have ended.
+//
+// Sums there are float32 on the tensor cores, in another order than above:
+//   |y - exact| <= (k / 8 + 44) 2^-22 (sum_k |x_k w_nk| + |bias|) + (rounding of y to bfloat16)
+// where no sum overflows. A row is the same, bit for bit, with any other rows in the call and any
+// number of them; devices with tensor cores that add in the same way give the same bits.
+constexpr int64_t kDenseTokens = 16;
 POLYSPEC_API Result dense_product(const DenseProductParams& params, Stream stream = Stream::cpu());
 
 }  // namespace polyspec

@@ -393,7 +393,7 @@ enum { POLYSPEC_LAYOUT_DENSE = 4, POLYSPEC_LAYOUT_INT4 = 5 };
 
 /* ---- Dense product ---- */
 
-/* A matrix [n, k]; dense.hpp has the layout and the order of the sums. CPU only. */
+/* A matrix [n, k]; dense.hpp has the layout and the order of the sums. */
 typedef struct polyspec_dense_shape {
   size_t struct_size;
   int64_t outputs; /* n >= 1 */
@@ -415,7 +415,7 @@ typedef struct polyspec_dense_product_params {
   int64_t tokens;     /* m >= 0 */
   const void* x;      /* [m, k], unit stride along k */
   int64_t x_stride;   /* elements from one token to the next, >= k */
-  const void* packed; /* as polyspec_dense_pack wrote it, 64-byte aligned */
+  const void* packed; /* as polyspec_dense_pack wrote it, 64-byte aligned; on CUDA the weights */
   const void* bias;   /* [n], or NULL for none */
   void* y;            /* [m, n] out, unit stride along n; apart from all that is read */
   int64_t y_stride;   /* elements from one token to the next, >= n */
@@ -431,7 +431,7 @@ POLYSPEC_API polyspec_code polyspec_dense_pack(const polyspec_dense_pack_params*
 POLYSPEC_API polyspec_code polyspec_dense_packed_check(const polyspec_dense_shape* shape,
                                                        const void* packed, int64_t bytes);
 
-/* y = x W^T + b. stream NULL: serially. */
+/* y = x W^T + b. stream NULL: serially. On CUDA in bfloat16, for up to 16 tokens (dense.hpp). */
 POLYSPEC_API polyspec_code polyspec_dense_product(const polyspec_dense_product_params* params,
                                                   const polyspec_stream* stream);
 

@@ -9,6 +9,7 @@
 #include "cpu/dense_dispatch.hpp"
 #include "cpu/dense_layout.hpp"
 #include "cpu/isa.hpp"
+#include "cuda/dense.hpp"
 
 namespace polyspec {
 
@@ -40,14 +41,33 @@ PackedLabel label_of(const DenseShape& shape) {
   return label;
 }
 
-Result check(const DenseProductParams& p) {
+Result check(const DenseProductParams& p, bool on_cuda) {
   if (const Result result = check_shape(p.shape); !result.ok()) return result;
   const int64_t bytes = DenseLayout(p.shape).element_bytes;
-  const Result product = check_product(p, bytes, label_of(p.shape), dense_packed_bytes(p.shape),
-                                       dense_workspace_bytes(p.shape, p.tokens));
+  const Result product =
+      on_cuda ? check_product_memory(p, bytes, p.shape.outputs * p.shape.inputs * bytes, 0, 1)
+              : check_product(p, bytes, label_of(p.shape), dense_packed_bytes(p.shape),
+                              dense_workspace_bytes(p.shape, p.tokens));
   if (!product.ok() || p.tokens == 0) return product;
   const Rows y{p.y, p.tokens, p.shape.outputs, p.y_stride, bytes};
   return check_apart("y", y, {{"bias", memory(p.bias, p.shape.outputs * bytes)}});
+}
+
+Result product_on_cuda(DenseProductParams p, CUstream_st* stream) {
+  p.workspace = nullptr;
+  if (const Result result = check(p, true); !result.ok() || p.tokens == 0) return result;
+  if (p.tokens == 1) p.x_stride = p.shape.inputs;  // the caller's may be any
+  const bool aligned =
+      check_aligned("x", p.x, 16).ok() && check_aligned("packed", p.packed, 16).ok();
+  if (p.shape.dtype == DType::kBFloat16 && p.tokens <= kDenseTokens && aligned &&
+      p.shape.inputs % cuda::kDenseChunk == 0 && p.x_stride % 8 == 0)
+    return cuda::dense_product(p, stream);
+  Result out = invalid(
+      "dense_product: expected on CUDA bfloat16, up to 16 tokens, inputs in multiples of 32, and "
+      "x, "
+      "its stride and weights in multiples of 16 bytes");
+  out.code = Result::Code::kUnsupported;
+  return out;
 }
 
 }  // namespace
@@ -98,9 +118,9 @@ int64_t dense_workspace_bytes(const DenseShape& shape, int64_t tokens) {
 }
 
 Result dense_product(const DenseProductParams& params, Stream stream) {
+  if (stream.device == Stream::Device::kCuda) return product_on_cuda(params, stream.cuda);
   if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
-  if (const Result result = check(params); !result.ok()) return result;
-  if (stream.device != Stream::Device::kCpu) return on_cpu_only("dense_product");
+  if (const Result result = check(params, false); !result.ok()) return result;
   cpu::dense_product(at_weights(params), stream.executor);
   return {};
 }

@@ -1,6 +1,7 @@
 // Replaces the CUDA backend in a build without it.
 #include "cuda/attention.hpp"
 #include "cuda/capture.hpp"
+#include "cuda/dense.hpp"
 #include "cuda/int4.hpp"
 #include "cuda/kv_cache.hpp"
 #include "cuda/launch.hpp"
@@ -28,6 +29,7 @@ Result rms_norm(const RmsNormParams&, CUstream_st*) { return unsupported(); }
 Result rotary(const RotaryParams&, CUstream_st*) { return unsupported(); }
 Result rotary_append(const RotaryAppendParams&, CUstream_st*) { return unsupported(); }
 Result gated(const GatedParams&, CUstream_st*) { return unsupported(); }
+Result dense_product(const DenseProductParams&, CUstream_st*) { return unsupported(); }
 Result int4_pack(const Int4PackParams&, CUstream_st*) { return unsupported(); }
 Result int4_product(const Int4Product&, CUstream_st*) { return unsupported(); }
 Result attention(const AttentionParams&, CUstream_st*) { return unsupported(); }

@@ -4,7 +4,8 @@
 // after kernels that write their inputs and outputs, and begin before these have ended.
 //
 //   random_calls_test [calls [vocabulary [kinds]]]    `calls` of each kind, vocabularies up to this
-//                                                     size; kinds: all, verify_f32, layers or int4
+//                                                     size; kinds: all, verify_f32, layers, int4
+//                                                     or dense
 // clang-format off: first, as nvcc includes it
 #include "cuda_runtime.h"
 // clang-format on
@@ -19,6 +20,7 @@
 #include "cuda/launch_shape.hpp"
 #include "polyspec/verify_tree.hpp"
 #include "support/random_cache.hpp"
+#include "support/random_dense.hpp"
 #include "support/random_indexed.hpp"
 #include "support/random_int4.hpp"
 #include "support/random_layer.hpp"
@@ -253,6 +255,23 @@ void check_int4(uint64_t seed) {
   if (!fault.empty()) check::fail(__FILE__, __LINE__, "int4 case " + std::to_string(seed), fault);
 }
 
+// Returns whether it was multiplied: the device may have no bulk copies, or too little memory.
+bool check_dense(uint64_t seed) {
+  const cases::DenseCase call(seed);
+  const Guarded inputs(call.inputs), outputs(call.outputs);
+  Result result;
+  in_graph([&] {
+    outputs.launch_writes();
+    inputs.launch_writes(call.weights(inputs.data()));
+    result = call.multiply(inputs.data(), outputs.data(), Stream::on(nullptr));
+  });
+  if (result.code == Result::Code::kUnsupported) return false;
+  CHECK_EQ(std::string(""), result.message);
+  const std::string fault = call.fault(outputs.read(), true);
+  if (!fault.empty()) check::fail(__FILE__, __LINE__, "dense case " + std::to_string(seed), fault);
+  return true;
+}
+
 // Whether there was one: the case may be of another type.
 bool check_verify_f32(uint64_t seed, cases::Extent extent, const std::string& name) {
   const cases::VerifyCase call(seed, extent);
@@ -269,20 +288,21 @@ int main(int argc, char** argv) {
   const int64_t vocabulary = argc > 2 ? std::atoll(argv[2]) : 140000;
   const char* const kinds = argc > 3 ? argv[3] : "all";
   const bool all = std::strcmp(kinds, "all") == 0, layers = std::strcmp(kinds, "layers") == 0;
-  const bool int4 = std::strcmp(kinds, "int4") == 0;
+  const bool int4 = std::strcmp(kinds, "int4") == 0, dense = std::strcmp(kinds, "dense") == 0;
   cases::Block::with_guards = true;
   workspace();  // no memory is asked for in a capture
   sums();
-  int64_t done = 0;
+  int64_t done = 0, dense_products = 0;
   for (uint64_t seed = 0; done < calls; ++seed) {
     cases::Random random(~seed);
     stand_in::seed(seed);
     const cases::Extent extent = random_extent(random, vocabulary);
     const std::string name = " case " + std::to_string(seed) + force_random_shape(random);
-    if (int4 && seed % 3 == 0) polyspec::cuda::force_shape(1, 1);  // a CTA has all tiles
+    if ((int4 || dense) && seed % 3 == 0) polyspec::cuda::force_shape(1, 1);  // a CTA has all tiles
     if (all || layers) check_layers(seed);
     if (all || int4) check_int4(seed);
-    if (layers || int4) {
+    if (all || dense) dense_products += check_dense(seed);
+    if (layers || int4 || dense) {
       ++done;
       continue;
     }
@@ -303,7 +323,8 @@ int main(int argc, char** argv) {
     std::printf("%s of %d CTAs: %llu", ctas > 1 ? "," : "", ctas,
                 static_cast<unsigned long long>(stand_in::clusters_run(ctas)));
   }
-  std::printf("; %llu kernels began early\n",
+  std::printf("; %lld dense products; %llu kernels began early\n",
+              static_cast<long long>(dense_products),
               static_cast<unsigned long long>(stand_in::early_kernels()));
   return 0;
 }

@@ -16,6 +16,7 @@
 #include "cuda/launch_shape.hpp"
 #include "support/check.hpp"
 #include "support/random_cache.hpp"
+#include "support/random_dense.hpp"
 #include "support/random_indexed.hpp"
 #include "support/random_int4.hpp"
 #include "support/random_layer.hpp"
@@ -388,6 +389,19 @@ void check_int4(uint64_t seed, cudaStream_t stream) {
   if (!fault.empty()) throw Failure("int4 case " + std::to_string(seed) + ": " + fault);
 }
 
+// The same of bfloat16 weights. Returns whether they are multiplied: the device has bulk copies.
+bool check_dense(uint64_t seed, cudaStream_t stream) {
+  const cases::DenseCase call(seed);
+  const DeviceBytes inputs(call.inputs.bytes), outputs(call.outputs.bytes);
+  const Result result = call.multiply(inputs.data(), outputs.data(), Stream::on(stream));
+  if (result.code == Result::Code::kUnsupported) return false;
+  result_ok(result, "dense_product");
+  CUDA_OK(cudaStreamSynchronize(stream));
+  const std::string fault = call.fault(outputs.read(), false);
+  if (!fault.empty()) throw Failure("dense case " + std::to_string(seed) + ": " + fault);
+  return true;
+}
+
 void run_all(uint64_t count, int64_t largest) {
   const bool few = count < 64;
   cudaStream_t streams[2];
@@ -424,6 +438,7 @@ void run_all(uint64_t count, int64_t largest) {
             [&] { Compared<cases::AppendCase>(7, {}, stream, "append").check_graph(); });
   done("state rows and caches");
 
+  uint64_t multiplied = 0;
   for (uint64_t seed = 0; seed < 2 * count; ++seed) {
     compare<cases::RmsNormCase>(seed, stream, "rms_norm");
     compare<cases::RotaryCase>(seed, stream, "rotary");
@@ -431,13 +446,17 @@ void run_all(uint64_t count, int64_t largest) {
     compare<cases::GatedCase>(seed, stream, "gated");
     compare<cases::AttentionCase>(seed, stream, "attention");
     tally.run("int4", [&] { check_int4(seed, stream); });
+    tally.run("dense", [&] { multiplied += check_dense(seed, stream); });
   }
   tally.run("graph, rotary_append", [&] {
     Compared<cases::RotaryAppendCase>(8, {}, stream, "rotary_append").check_graph();
   });
   tally.run("graph, attention",
             [&] { Compared<cases::AttentionCase>(9, {}, stream, "attention").check_graph(); });
-  done("decoder layers");
+  tally.run("dense, all or none", [&] {
+    if (multiplied != 0 && multiplied != 2 * count) throw Failure("some were unsupported");
+  });
+  done("decoder layers, " + std::to_string(multiplied) + " dense products");
 
   const std::vector<Shape> shapes = all_shapes();
   for (uint64_t seed = 0; seed < count; ++seed) {

@@ -2,6 +2,7 @@
 // shared out.
 #include "cuda/launch_shape.hpp"
 
+#include "cuda/dense.hpp"
 #include "cuda/int4_plan.hpp"
 #include "support/check.hpp"
 
@@ -124,6 +125,32 @@ void test_int4_plan() {
   CHECK_EQ(3, polyspec::cuda::int4_plan({4096, 4096, 128}, 1, kLarge, 8).shift);
 }
 
+void test_dense_plan() {
+  using polyspec::cuda::dense_plan;
+  constexpr int64_t kLarge = 227 * 1024, kSmall = 99 * 1024;
+  const auto check = [](int shift, int stages, int64_t inputs, int token_tiles, int64_t most) {
+    const auto plan = dense_plan(inputs, token_tiles, most);
+    CHECK_EQ(shift, plan.shift);
+    CHECK_EQ(stages, plan.stages);
+    const int64_t x = (inputs + (32 << shift) - 1) / (32 << shift) * 512 * token_tiles;
+    CHECK_EQ(polyspec::cuda::dense_fixed_bytes(token_tiles) + x + stages * 8 * 16 * 320,
+             plan.bytes);
+    CHECK(plan.bytes <= most);
+  };
+  check(0, 4, 896, 1, kLarge);
+  check(0, 3, 4096, 1, kLarge);
+  check(1, 3, 4096, 2, kLarge);
+  check(1, 3, 11008, 1, kLarge);
+  check(2, 3, 11008, 2, kLarge);
+  check(2, 4, 14336, 1, kLarge);
+  check(3, 3, 14336, 2, kLarge);
+  check(3, 2, 33536, 2, kLarge);
+  check(3, 2, 4096, 1, kSmall);
+  CHECK_EQ(0, dense_plan(33536 + 32, 2, kLarge).stages);
+  CHECK_EQ(0, dense_plan(4096, 1, 0).stages);  // not known
+  CHECK_EQ(3, dense_plan(4096, 1, kLarge, 8).shift);
+}
+
 void test_requests() {
   using polyspec::cuda::Requests;
   using polyspec::cuda::requests_of;
@@ -156,6 +183,7 @@ void test_requests() {
 int main() {
   test_requests();
   test_int4_plan();
+  test_dense_plan();
   test_tree_rows_at_once();
   test_ctas();
   test_queries_of_cta();
