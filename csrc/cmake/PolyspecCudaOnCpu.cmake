@@ -116,6 +116,7 @@ if(POLYSPEC_BUILD_PYTHON)
       python_tests/ops/test_layer.py::test_is_the_norm
       python_tests/ops/test_attention.py::test_lengths_are_what_their_mask_is
       "python_tests/ops/test_attention.py::test_a_row_is_what_it_is_alone[270-torch.bfloat16]"
+      python_tests/ops/test_dense.py::test_multiplies_the_weights_themselves_on_cuda
       python_tests/ops/test_int4.py::test_multiplies_where_the_weights_are
       python_tests/ops/test_int4.py::test_a_product_of_a_layer_is_its_operators
       python_tests/levels/test_cuda_layers.py::test_operators_one_by_one_have_the_bits_of_one_call

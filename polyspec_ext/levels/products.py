@@ -4,8 +4,8 @@ plain layers.
 A verification reads a few tokens at once, which should cost as much as a single token: the
 processor reads the weights once either way. With torch's layout of weights it costs more, with
 packed weights nearly the same. On x86 the product is `ops.decoder.dense_product` in float32
-and bfloat16; everything else on the CPU is oneDNN's. On CUDA weights are not packed, and torch
-multiplies.
+and bfloat16; everything else on the CPU is oneDNN's. On CUDA weights are not packed: the operator
+multiplies a few tokens in bfloat16, and torch the rest.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class DenseLinear(PackedLinear):
 
 
 class CudaLinear(RowProduct):
-    """A `RowProduct` by torch on CUDA. The weights of several `layers` become views of a common
+    """A `RowProduct` on CUDA. The weights of several `layers` become views of a common
     matrix, without additional memory, and later changes of a layer's weights take effect here."""
 
     weight: Tensor
@@ -194,7 +194,7 @@ class CudaLinear(RowProduct):
         self.register_buffer("weight", _as_one_matrix(layers))
 
     def product(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight, self.bias)
+        return decoder.dense_product(x, self.weight, self.out_features, self.bias)
 
 
 @torch.inference_mode(False)

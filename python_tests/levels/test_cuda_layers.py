@@ -52,7 +52,7 @@ def test_a_wide_pass_differs_in_the_attention_alone() -> None:
     """More tokens than the operator takes: the cache appends keys, and torch attends."""
     two, five = (launches_of("llama", n, 65, 512) for n in (2, 5))
     more = five.counts - two.counts
-    wanted = {"mm": 4, "add_rms_norm": 2, "rotary": 1, "append": 1, "gated": 1}
+    wanted = {"dense_product": 4, "add_rms_norm": 2, "rotary": 1, "append": 1, "gated": 1}
     assert {name: more[name] for name in wanted} == {name: 3 * n for name, n in wanted.items()}
     assert not five.reads
 

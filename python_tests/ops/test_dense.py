@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from polyspec_ext import _C
 from polyspec_ext.ops.decoder import dense_pack as pack
 from polyspec_ext.ops.decoder import dense_product as product
 
@@ -20,6 +21,30 @@ def test_rows_with_a_stride() -> None:
     y = product(x[:, :64], packed, 16, None)
     assert y.equal(product(x[:, :64].contiguous(), packed, 16, None))
     assert product(x[:0, :64], packed, 16, None).shape == (0, 16)
+
+
+@DTYPES
+@pytest.mark.parametrize("inputs", [96, 1024, 100], ids=str)
+def test_multiplies_the_weights_themselves_on_cuda(inputs, dtype, device) -> None:
+    on_stand_in = hasattr(_C, "launches")
+    if device.type == "cpu" and not on_stand_in:
+        pytest.skip("needs CUDA or the stand-in")
+    streams = on_stand_in or torch.cuda.get_device_capability(device) >= (9, 0)
+    ours = streams and dtype == torch.bfloat16 and inputs % 32 == 0  # else torch's product
+    weights, x = random(33, inputs, dtype=dtype), random(20, inputs, seed=1, dtype=dtype)
+    for bias in (None, random(33, seed=2, dtype=dtype)):
+        wanted = torch.nn.functional.linear(x.double(), weights.double())
+        wanted += 0 if bias is None else bias.double()
+        given = weights.to(device), 33, None if bias is None else bias.to(device)
+        whole = product(x[:16].to(device), *given)
+        for tokens in (1, 2, 8, 9, 16, 17):
+            before = _C.launches() if on_stand_in else 0
+            y = product(x[:tokens].to(device), *given)
+            assert not on_stand_in or _C.launches() - before == (ours and tokens <= 16)
+            assert (y.double().cpu() - wanted[:tokens]).norm() < 0.01 * wanted[:tokens].norm()
+            assert not ours or tokens > 16 or y.equal(whole[:tokens])
+    with pytest.raises(RuntimeError, match="packed: expected size 33 in dimension 0"):
+        product(x.to(device), weights[:32].to(device), 33, None)
 
 
 def test_refusals_name_the_argument() -> None:
