@@ -3,9 +3,8 @@ plain layers.
 
 A verification reads a few tokens at once, which should cost as much as a single token: the
 processor reads the weights once either way. With torch's layout of weights it costs more, with
-packed weights nearly the same. On x86 the product is `ops.decoder.dense_product` in float32
-and bfloat16; everything else on the CPU is oneDNN's. On CUDA weights are not packed: the operator
-multiplies a few tokens in bfloat16, and torch the rest.
+packed weights nearly the same. On x86 the product is `ops.decoder.dense_product` in float32 and
+bfloat16; everything else on the CPU is oneDNN's. On CUDA the operator takes unpacked weights.
 """
 
 from __future__ import annotations

@@ -40,15 +40,12 @@ dense_product = torch.ops.polyspec.dense_product.default
 
 Sums are float32, in the order that polyspec/dense.hpp states, and numbers below 2^-126 count as
 zero. Row m is the same, bit for bit, whatever M and the number of threads are, and on every
-processor but for bfloat16 where there is AMX.
-
-On CUDA `packed` are the weights. On sm_90 and later up to 16 tokens in bfloat16 with K a multiple
-of 32 are multiplied on the tensor cores, where row m is the same for any M up to 16; torch
-multiplies the rest. Weights are read before earlier kernels of a CUDA graph have ended.
+processor but for bfloat16 where there is AMX. On CUDA torch multiplies what the header excludes.
 
 Args:
     x: [M, K] in the dtype of the weights, unit stride along K.
-    packed: of `dense_pack`, for weights [outputs, K]; on CUDA these weights.
+    packed: of `dense_pack`, for weights [outputs, K]; on CUDA these weights, which are read before
+        earlier kernels of a graph have ended.
     outputs: of these weights.
     bias: [outputs] in that dtype; None: none.
 """
