@@ -29,8 +29,8 @@ constexpr int64_t kAttentionStack = 144 << 10;
 // is 0; where a score that is not hidden is NaN or +inf, out is NaN.
 //
 // On CUDA all this holds, with the CPU's bits in float32. In bfloat16 tensor cores multiply, with
-// each weight as a sum of two bfloat16 numbers (16 bits). Sums are float32, but products are added
-// in an order that may differ between devices: there the bits are those of a kind of device.
+// each weight as a sum of two bfloat16 numbers (16 bits). Sums are float32, but the order in which
+// products are added, and so the last bits, may differ from one model of a device to another.
 struct AttentionParams {
   int64_t batch = 0, heads = 0, groups = 0;  // b, h, heads of keys; heads a multiple of groups
   int64_t tokens = 0, length = 0;            // t, n >= 1

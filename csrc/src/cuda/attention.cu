@@ -28,8 +28,8 @@ constexpr int kPitch = kRowBytes + 16;      // so that eight keys lie in differe
 constexpr int kRows = kThreads / kVectors;  // that are copied at once
 constexpr int kTiles = 2;
 
-// What a CTA of up to kMost queries of a type keeps in shared memory. With few it waits for memory,
-// so that two CTAs share a multiprocessor.
+// Sizes of a CTA of up to kMost queries of a type. With few it waits for memory, so that two CTAs
+// share a multiprocessor.
 template <class T, int kMost>
 struct Form {
   static constexpr bool kFused = std::is_same_v<T, float>;
@@ -42,7 +42,7 @@ struct Form {
 template <class T, int kMost>
 struct AttentionShared {
   alignas(16) T queries[Form<T, kMost>::kElements];
-  // In bfloat16 the weights take the place of the scores, the higher halves of a row first.
+  // In bfloat16 weights overwrite a row of scores: all higher halves, then the lower ones.
   alignas(16) float scores[kMost][kKeys + Form<T, kMost>::kPad / 2];
   alignas(16) unsigned char tiles[kTiles][kKeys * kPitch];
   float lanes[kMost][kSumLanes];  // of the sums of weights

@@ -298,7 +298,7 @@ class AttentionCase : public LayerCase {
     both.alone.out = out + alone_;
     return both;
   }
-  // In bfloat16 a CUDA device adds in an order of its own: takes numbers within that from
+  // In bfloat16 a CUDA device adds in another order: takes numbers within rounding from
   // `expected`. Weights and sums are float32 there too, of values that are below 6. The head alone
   // has to have the bits that it has beside the others.
   void allow_rounding(const std::vector<unsigned char>& expected,
@@ -332,7 +332,7 @@ class AttentionCase : public LayerCase {
   size_t query_, key_, value_, out_, alone_, mask_ = kNone, lengths_ = kNone;
 };
 
-// What a device may make of `expected` is `expected` afterwards.
+// Replaces outputs within a device's rounding by the expected ones.
 template <class Case>
 void allow_rounding(const Case&, const std::vector<unsigned char>&, std::vector<unsigned char>*) {}
 inline void allow_rounding(const AttentionCase& call, const std::vector<unsigned char>& expected,

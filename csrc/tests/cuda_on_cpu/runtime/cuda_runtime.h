@@ -162,9 +162,9 @@ void load_matrices(uint32_t (&to)[4], const void* row) {
   for (unsigned i = 0; i < 4; ++i) {
     to[i] = 0;
     for (unsigned j = 0; j < 2; ++j) {
-      const Words& given = lanes[8 * i + (kTransposed ? 2 * c + j : g)];
+      const Words& pointer = lanes[8 * i + (kTransposed ? 2 * c + j : g)];
       const auto* const elements = reinterpret_cast<const uint16_t*>(
-          static_cast<uintptr_t>(given.of[0] | uint64_t{given.of[1]} << 32));
+          static_cast<uintptr_t>(pointer.of[0] | uint64_t{pointer.of[1]} << 32));
       to[i] |= uint32_t{elements[kTransposed ? g : 2 * c + j]} << 16 * j;
     }
   }
