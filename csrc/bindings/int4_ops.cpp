@@ -2,8 +2,8 @@
 // 2.11).
 #include <tuple>
 
+#include "angles.hpp"
 #include "polyspec/int4.hpp"
-#include "stable.hpp"
 
 namespace {
 
@@ -129,10 +129,15 @@ const void* aligned_data(const Tensor& x, Tensor* kept) {
   return kept->const_data_ptr();
 }
 
-// x [m, inputs], residual [m, outputs], norm [inputs].
-Tensor product_of(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group,
-                  bool float_scales, bool gated = false, const OptTensor& norm = {},
-                  double epsilon = 0.0, const OptTensor& residual = {}) {
+// Parameters, and the tensors that they point to.
+struct Product {
+  polyspec::Int4ProductParams params;
+  Tensor x, y, normed, norm;
+};
+
+// x [m, inputs], norm [inputs].
+Product product_params(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group,
+                       bool float_scales, bool gated, const OptTensor& norm, double epsilon) {
   STD_TORCH_CHECK(x.dim() == 2, "x: expected 2 dimensions, got ", x.dim());
   expect_unit_stride(x, "x");
   const Place place(x);
@@ -157,13 +162,23 @@ Tensor product_of(const Tensor& x, const Tensor& packed, int64_t outputs, int64_
     params.epsilon = static_cast<float>(epsilon);
     params.normed = normed.mutable_data_ptr();
   }
+  return {params, rows, y, normed, weight};
+}
+
+// residual [m, outputs].
+Tensor product_of(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group,
+                  bool float_scales, bool gated = false, const OptTensor& norm = {},
+                  double epsilon = 0.0, const OptTensor& residual = {}) {
+  Product made = product_params(x, packed, outputs, group, float_scales, gated, norm, epsilon);
+  polyspec::Int4ProductParams& params = made.params;
+  const Place place(x);
   if (residual.has_value()) {
     params.residual = contiguous_data(*residual, "residual", place,
                                       {params.tokens, params.y_stride}, dtype_of(x));
   }
   if (place.cuda()) {
     run_on_cuda(gated ? &polyspec::int4_gated_product : &polyspec::int4_product, params, place);
-    return y;
+    return made.y;
   }
   STD_TORCH_CHECK(!gated && !norm.has_value() && !residual.has_value(),
                   "x: expected a CUDA tensor, got one on the CPU");
@@ -172,7 +187,7 @@ Tensor product_of(const Tensor& x, const Tensor& packed, int64_t outputs, int64_
             aoti_torch_dtype_uint8());
   params.workspace = workspace.mutable_data_ptr();
   run_on_cpu<1>(&polyspec::int4_product, params);
-  return y;
+  return made.y;
 }
 
 Tensor int4_product(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group,
@@ -184,6 +199,26 @@ Tensor int4_layer_product(const Tensor& x, const Tensor& packed, int64_t outputs
                           bool gated, const OptTensor& norm, double epsilon,
                           const OptTensor& residual) {
   return product_of(x, packed, outputs, group, false, gated, norm, epsilon, residual);
+}
+
+Tensor int4_rotary_product(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group,
+                           const OptTensor& norm, double norm_epsilon, const OptTensor& bias,
+                           const Tensor& cosine, const Tensor& sine, const OptTensor& positions,
+                           const Tensor& cache_keys, const Tensor& cache_values,
+                           const Tensor& status, const Tensor& lengths, const OptTensor& counts,
+                           int64_t heads, const OptTensor& query_norm, const OptTensor& key_norm,
+                           double epsilon) {
+  const Place place(x);
+  STD_TORCH_CHECK(place.cuda(), "x: expected a CUDA tensor, got one on the CPU");
+  const Product made = product_params(x, packed, outputs, group, false, false, norm, norm_epsilon);
+  Tensor query = x;
+  polyspec::Int4RotaryParams params;
+  params.product = made.params;
+  params.append =
+      rotary_append_params(made.y, bias, cosine, sine, positions, cache_keys, cache_values, status,
+                           lengths, counts, heads, query_norm, key_norm, epsilon, &query);
+  run_on_cuda(&polyspec::int4_rotary_product, params, place);
+  return query;
 }
 
 }  // namespace
@@ -204,6 +239,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
   m.def(
       "int4_layer_product(Tensor x, Tensor packed, int outputs, int group, bool gated, "
       "Tensor? norm, float epsilon, Tensor? residual) -> Tensor");
+  m.def(
+      "int4_rotary_product(Tensor x, Tensor packed, int outputs, int group, Tensor? norm, "
+      "float norm_epsilon, Tensor? bias, Tensor cosine, Tensor sine, Tensor? positions, "
+      "Tensor(a!) cache_keys, Tensor(b!) cache_values, Tensor(c!) status, Tensor lengths, "
+      "Tensor? counts, int heads, Tensor? query_norm, Tensor? key_norm, float epsilon) -> "
+      "Tensor query");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
@@ -212,10 +253,12 @@ STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
   m.impl("int4_unpack", TORCH_BOX(&int4_unpack));
   m.impl("int4_product", TORCH_BOX(&int4_product));
   m.impl("int4_layer_product", TORCH_BOX(&int4_layer_product));
+  m.impl("int4_rotary_product", TORCH_BOX(&int4_rotary_product));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) {
   m.impl("int4_pack", TORCH_BOX(&int4_pack));
   m.impl("int4_product", TORCH_BOX(&int4_product));
   m.impl("int4_layer_product", TORCH_BOX(&int4_layer_product));
+  m.impl("int4_rotary_product", TORCH_BOX(&int4_rotary_product));
 }

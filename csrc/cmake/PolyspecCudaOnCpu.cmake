@@ -119,6 +119,7 @@ if(POLYSPEC_BUILD_PYTHON)
       python_tests/ops/test_dense.py::test_multiplies_the_weights_themselves_on_cuda
       python_tests/ops/test_int4.py::test_multiplies_where_the_weights_are
       python_tests/ops/test_int4.py::test_a_product_of_a_layer_is_its_operators
+      python_tests/ops/test_int4.py::test_heads_after_a_product_are_its_operators
       python_tests/levels/test_cuda_layers.py::test_operators_one_by_one_have_the_bits_of_one_call
     WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}")
   set(support "${CMAKE_CURRENT_SOURCE_DIR}:${CMAKE_CURRENT_SOURCE_DIR}/python_tests/support")
@@ -249,7 +250,7 @@ polyspec_plant(tickets_before_the_wait cuda/kernels.cuh
 polyspec_plant(squares_not_awaited cuda/layer.cu "  __syncthreads();  // all squares are there\n" "" "data race" layer 20)
 polyspec_plant(lanes_not_awaited cuda/layer.cu "  __syncthreads();  // all lanes are there\n" "" "data race" layer 20)
 polyspec_plant(squares_overwritten cuda/layer.cu "    if (begin > 0) __syncthreads();  // the squares before are added up\n" "" "data race" layer 40)
-polyspec_plant(padding_appended cuda/layer.cu "token < plan.count" "plan.count > 0" "check failed|SEGV" layer 40)
+polyspec_plant(padding_appended core/layer_math.hpp "token >= plan.count" "plan.count == 0" "check failed|SEGV" layer 40)
 polyspec_plant(keys_not_awaited cuda/attention.cu "      __syncthreads();  // the keys are there, and the queries\n" "" "data race" attention 20)
 polyspec_plant(keys_overwritten cuda/attention.cu "      __syncthreads();  // the keys are read, and the scores there\n" "" "data race" attention 20)
 polyspec_plant(weights_not_awaited cuda/attention.cu "      __syncthreads();  // the values are there, and the weights\n" "" "data race" attention 20)
@@ -306,8 +307,15 @@ polyspec_plant(streamed_tokens_not_masked ${stream} "lane / 4 < p.tokens ? 16 : 
                int4 40)
 polyspec_plant(ups_not_found ${stream} "    jump_ = both_ - jump_;\n" "" "${wrong}" int4 60)
 polyspec_plant(ups_are_the_gates cuda/int4.cu "sum_of(f + kWritten, l, j)" "sum_of(f, l, j)" "int4 case" int4 40)
-polyspec_plant(streamed_outputs_not_masked ${stream} "output >= outputs)" "output >= outputs + 64)"
+polyspec_plant(streamed_outputs_not_masked ${stream} "in_tile >= outputs)" "in_tile >= outputs + 64)"
                "${wrong}" int4 40)
+polyspec_plant(padding_appended_by_a_product ${stream} "append, plan, row" "append, {plan.begin, turn.tokens, 0}, row"
+               "SEGV|int4 case" int4 20)
+polyspec_plant(halves_not_found ${stream} "tile + (tile & -apart)" "tile" "${wrong}" int4 20)
+polyspec_plant(halves_of_other_turns cuda/int4.cu "std::max(clusters / least, int64_t{1}) * least" "std::max(clusters, least / least)" "${wrong}" int4 40)
+polyspec_plant(turned_by_the_other_half core/layer_math.hpp "to_float(cosine[j])" "to_float(cosine[i])" "int4 case" int4 20)
+polyspec_plant(status_of_every_token ${stream} "output == 0 && in_row == 0" "output == 0" "data race|int4 case" int4 40)
+polyspec_plant(product_never_waits ${stream} "  wait_for_prerequisites();\n\n  {\n" "  {\n" "data race|without having waited" int4 20)
 # bfloat16 weights.
 set(wrong "data race|dense case|FAULT|SEGV")
 polyspec_plant(second_row_not_awaited cuda/dense.cu "    wait_for_phase(barrier_of(at_, lane() / 4 + kRows / 2), parity_);\n" "" "${wrong}" dense 40)

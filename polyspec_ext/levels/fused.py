@@ -214,7 +214,7 @@ class CachedLayers:
     appends them, with the same bits: in a first pass, which allocates memory, in a streaming cache,
     and with masks by type of layer.
 
-    On CUDA a layer is 9 launches if each product is one launch, 6 in 4 bits, and one more where
+    On CUDA a layer is 9 launches if each product is one launch, 5 in 4 bits, and one more where
     attention reads more than 512 slots. The device reads the number of slots that queries see.
 
     Args:
@@ -282,16 +282,17 @@ class CachedLayers:
         base, counts, span = rows.base, rows.counts, rows.span
         (heads, _, _, epsilon, scale), visible = self.shape, base if mask is None else None
 
-        def in_place(number: int, product: Tensor) -> Tensor:
+        def append(number: int) -> tuple[Any, ...]:
             layer, key, value = self.layers[number], slots[0][number], slots[1][number]
-            query = operators.rotary_append(
-                product, layer.attention_bias, *rotation, key, value, rows.status, base, counts,
-                heads, layer.query_norm, layer.key_norm, epsilon,
-            )  # fmt: skip
-            key, value = key.narrow(2, 0, span), value.narrow(2, 0, span)
+            norms = layer.query_norm, layer.key_norm, epsilon
+            into = key, value, rows.status, base, counts
+            return layer.attention_bias, *rotation, *into, heads, *norms
+
+        def in_place(number: int, query: Tensor) -> Tensor:
+            key, value = (states[number].narrow(2, 0, span) for states in slots)
             return operators.attention(query, key, value, mask, scale, lengths=visible)
 
-        return self.through(x, in_place, taken, first)
+        return self.through(x, in_place, taken, first, append)
 
     def heads(
         self, number: int, product: Tensor, rotation: Rotation, batch: int
@@ -309,6 +310,7 @@ class CachedLayers:
         attention: Callable[[int, Tensor], Tensor],
         taken: Sequence[int] = (),
         first: Tensor | None = None,
+        append: Callable[[int], tuple[Any, ...]] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Run a pass with any attention.
 
@@ -318,6 +320,8 @@ class CachedLayers:
                 layer and the product of its `attention_in`, ``[B * T, any]``.
             taken: layers with input states to return, ascending.
             first: ``[B, T, any]``, read by the first layer's attention instead of the norm of `x`.
+            append: returns the arguments of `rotary_append` after the product, from the number of a
+                layer; `attention` then receives its queries instead of the product.
 
         Returns:
             The states after the last layer, ``[B, T, N]``, and before each of the layers `taken`.
@@ -326,10 +330,12 @@ class CachedLayers:
         rows, more = x.reshape(-1, shape[2]), None
         states = list[Tensor]()
         for number, layer in enumerate(self.layers):
+            ending = () if append is None else append(number)
             if first is not None and number == 0:
-                _, product = layer.attention_in(first.flatten(0, 1), None, None, epsilon)
+                _, product = layer.attention_in(first.flatten(0, 1), None, None, epsilon, *ending)
             else:
-                rows, product = layer.attention_in(rows, more, layer.attention_norm, epsilon)
+                weight = layer.attention_norm
+                rows, product = layer.attention_in(rows, more, weight, epsilon, *ending)
             if number in taken:
                 states.append(rows.view(shape))
             results = attention(number, product).flatten(2).flatten(0, 1)
@@ -376,7 +382,7 @@ def entering(product: RowProduct, gated: bool) -> EnteringProduct:
     multiply = product.function() if gated or not product.late else product.product
 
     def run(
-        x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: float
+        x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: float, *append: Any
     ) -> tuple[Tensor, Tensor]:
         normed = x
         if more is not None:
@@ -384,6 +390,8 @@ def entering(product: RowProduct, gated: bool) -> EnteringProduct:
         elif weight is not None:
             normed = operators.rms_norm(x, weight, epsilon)
         y = multiply(normed)
+        if append:
+            return x, operators.rotary_append(y, *append)
         return x, operators.gated(y) if gated else y
 
     return product.entering(run, gated)

@@ -66,8 +66,9 @@ def huge_pages(size: int) -> Tensor:
 # ---- products ------------------------------------------------------------------------------------
 
 
-# (states [M, in], addend or None, weight or None, epsilon) -> (sum, product of its norm, if any)
-EnteringProduct = Callable[[Tensor, Tensor | None, Tensor | None, float], tuple[Tensor, Tensor]]
+# (states [M, in], addend or None, weight or None, epsilon) -> (sum, product of its norm, if any).
+# With the further arguments of `ops.decoder.rotary_append` its result instead of the product.
+EnteringProduct = Callable[..., tuple[Tensor, Tensor]]
 # (x [M, in], states [M, out]) -> (states, addend or None): the product is added, or the addend.
 LeavingProduct = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 

@@ -237,7 +237,8 @@ def _rotated(x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(batch, n, *sizes) for n in (heads, groups, groups))
 
 
-def _rotated_into(x: Tensor, *arguments: Any) -> Tensor:
+def rotated_into(x: Tensor, *arguments: Any) -> Tensor:
+    """Return queries without numbers, like those of `rotary_append`."""
     _, cosine, _, _, keys, _, _, _, _, heads, *_ = arguments
     return x.new_empty(len(keys), heads, len(x) // max(len(keys), 1), cosine.shape[1])
 
@@ -256,7 +257,7 @@ register_fake("polyspec::rms_norm", lambda x, *_: torch.empty_like(x))
 register_fake("polyspec::add_rms_norm", lambda x, *_: (torch.empty_like(x), torch.empty_like(x)))
 register_fake("polyspec::gated", lambda x: x.new_empty(len(x), x.shape[1] // 2))
 register_fake("polyspec::rotary", _rotated)
-register_fake("polyspec::rotary_append", _rotated_into)
+register_fake("polyspec::rotary_append", rotated_into)
 register_fake("polyspec::update_lengths", lambda *_: None)
 register_fake("polyspec::put_rows", lambda *_: None)
 register_fake(

@@ -112,6 +112,16 @@ Args:
     residual: [M, outputs], added to the product, if it is not gated; None: nothing.
 """
 
+rotary_product: Callable[..., Tensor] = torch.ops.polyspec.int4_rotary_product.default
+"""Return `ops.decoder.rotary_append` of a product, with the bits of both, on CUDA in bfloat16: in
+the launches of `layer_product`, and one more for more than 32 tokens, for norms of heads, and for
+heads that are not 64, 128, 256 or 512 wide.
+
+Args:
+    x, packed, outputs, group, norm, norm_epsilon: as of `layer_product`.
+    bias and all further arguments: as of `rotary_append` after x.
+"""
+
 
 def _numbers(like: Tensor, outputs: int, inputs: int, group: int, *_: object) -> _Three:
     form = outputs, inputs // group
@@ -135,6 +145,10 @@ register_fake("polyspec::int4_product", lambda x, _, outputs, *__: x.new_empty(l
 register_fake(
     "polyspec::int4_layer_product",
     lambda x, _, outputs, __, gated, *___: x.new_empty(len(x), outputs >> gated),
+)
+register_fake(
+    "polyspec::int4_rotary_product",
+    lambda x, _, __, ___, ____, _____, bias, *append: decoder.rotated_into(x, bias, *append),
 )
 
 # ---- layers and copies ---------------------------------------------------------------------------
@@ -231,10 +245,12 @@ class CudaInt4Linear(QuantizedLinear):
         form = self.packed, self.out_features, self.group
 
         def run(
-            x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: float
+            x: Tensor, more: Tensor | None, weight: Tensor | None, epsilon: float, *append: Any
         ) -> tuple[Tensor, Tensor]:
             if more is not None or x.dtype != torch.bfloat16:
-                return plain(x, more, weight, epsilon)
+                return plain(x, more, weight, epsilon, *append)
+            if append:
+                return x, rotary_product(x, *form, weight, epsilon, *append)
             return x, layer_product(x, *form, gated, weight, epsilon, None)
 
         apart = gated and (self.bias is not None or self.out_features % 64 != 0)

@@ -27,7 +27,7 @@ class Launches(NamedTuple):
 
 
 # With attention over up to 512 slots.
-FUSED = Launches(9, 6, 11, 14, 14, 26, 16)
+FUSED = Launches(9, 5, 11, 14, 14, 26, 16)
 MOST = 16  # launches without the passes
 CHAINS = {
     "target, draft": (["target", "draft"], [4]),

@@ -111,6 +111,45 @@ def test_a_product_of_a_layer_is_its_operators(device) -> None:
             assert gates.equal(decoder.gated(plain))
 
 
+def test_heads_after_a_product_are_its_operators(device) -> None:
+    for width, heads, groups, rows, tokens, normed in (
+        (64, 3, 1, 2, 4, True),
+        (128, 2, 2, 1, 9, True),
+        (256, 1, 1, 3, 1, False),
+        (96, 1, 1, 1, 2, True),
+        (64, 2, 1, 1, 33, True),
+    ):
+        outputs = (heads + 2 * groups) * width
+        packed = int4.pack(*(part.to(device) for part in matrix(outputs, 256, 128)), 128)
+        random = torch.Generator().manual_seed(width)
+
+        def numbers(*shape: int, random: torch.Generator = random) -> torch.Tensor:
+            return torch.randn(*shape, generator=random).to(device, torch.bfloat16)
+
+        x, weight, bias = numbers(rows * tokens, 256), numbers(256), numbers(outputs)
+        norm = weight if normed else None
+        angles = numbers(40, width), numbers(40, width)
+        lengths = torch.arange(rows, device=device) * 4
+        counts = torch.full((rows,), tokens, device=device) - (lengths == 4).long()
+        norms = numbers(width), numbers(width)
+        for added, own in ((None, (None, None)), (bias, (None, None)), (bias, norms)):
+            caches = [numbers(rows, groups, 8 + tokens, width) for _ in range(2)]
+            others = [cache.clone() for cache in caches]
+            states = [torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(2)]
+            more = lengths, counts, heads, *own, 1e-6
+            form = x, packed, outputs, 128, norm, 1e-5, added, *angles, None
+            if device.type == "cpu" and not hasattr(_C, "launches"):
+                with pytest.raises(RuntimeError, match="x: expected a CUDA tensor"):
+                    int4.rotary_product(*form, *caches, states[0], *more)
+                return
+            made = int4.rotary_product(*form, *caches, states[0], *more)
+            product = int4.layer_product(*form[:4], False, *form[4:6], None)
+            wanted = decoder.rotary_append(product, added, *angles, None, *others, states[1], *more)
+            assert made.equal(wanted)
+            assert states[0].equal(states[1])
+            assert all(map(torch.equal, caches, others))
+
+
 def test_shapes_on_cuda() -> None:
     """Without numbers: the packed bytes, and that a product of 32 tokens is one launch."""
     for outputs, inputs, group in ((16, 96, 32), (70, 256, 128), (8192, 512, 256)):

@@ -24,7 +24,7 @@ from polyspec_ext.runtime import engine
 from polyspec_ext.runtime.engine import Clock
 from polyspec_ext.runtime.graphs import Queue, planned
 
-VOCAB, KV_HEADS, WIDTH = 97, 2, 32
+VOCAB, KV_HEADS, WIDTH = 97, 2, 64
 
 
 def model(family: str, layers: int = 2, dtype: torch.dtype = torch.bfloat16, **more: Any) -> Any:

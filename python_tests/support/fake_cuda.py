@@ -87,8 +87,12 @@ class Launches(TorchDispatchMode):
         if tensors and name not in _NOTHING:
             more = name == "attention" and args[1].shape[2] > SPAN
             more = more or ("int4_" in name and "product" in name and 32 < len(args[0]) <= 64)
-            if name == "int4_layer_product":  # a norm by itself
-                more += args[5] is not None and len(args[0]) > 8
+            norm = {"int4_layer_product": 5, "int4_rotary_product": 4}.get(name)
+            if norm is not None:  # by itself
+                more += args[norm] is not None and len(args[0]) > 8
+            if name == "int4_rotary_product":  # heads by themselves
+                in_product = args[7].shape[1] in (64, 128, 256, 512) and args[16] is None
+                more += not in_product or len(args[0]) > 32
             self.counts[name] += 1 + more
         return made
 

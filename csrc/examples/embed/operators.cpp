@@ -101,6 +101,15 @@ static void on_cuda() {
   gates_and_ups.shape = {64, 32, 32, polyspec::DType::kBFloat16};
   gates_and_ups.dtype = polyspec::DType::kBFloat16;
   run(polyspec::int4_gated_product(gates_and_ups, stream));
+
+  polyspec::Int4RotaryParams with_heads;  // likewise of no row
+  with_heads.product = gates_and_ups;
+  with_heads.product.shape.outputs = 3 * 64;  // one head of queries, keys and values each
+  polyspec::RotaryParams& turn = with_heads.append.turn;
+  turn.tokens = turn.heads = turn.groups = turn.angles = with_heads.append.capacity = 1;
+  turn.width = 64;
+  turn.dtype = polyspec::DType::kBFloat16;
+  run(polyspec::int4_rotary_product(with_heads, stream));
 }
 
 // Appends to one run of slots and to pages, rolls back, and keeps the accepted path of a tree.

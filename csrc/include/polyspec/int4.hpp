@@ -7,6 +7,7 @@
 #pragma once
 
 #include "polyspec/export.h"
+#include "polyspec/layer.hpp"
 #include "polyspec/status.hpp"
 #include "polyspec/types.hpp"
 
@@ -157,5 +158,14 @@ POLYSPEC_API Result int4_pack(const Int4PackParams& params, Stream stream);
 // - 1 as gates and the others as ups, with the bits of int4_product and gated. n is a multiple of
 // 64. On CUDA and in bfloat16 only.
 POLYSPEC_API Result int4_gated_product(const Int4ProductParams& params, Stream stream);
+
+// With rotary_append of layer.hpp, of the product's rows, with the bits of int4_product and it. No
+// launch more for up to 32 tokens on sm_90 and later, if the product has none either, heads are 64,
+// 128, 256 or 512 wide, and they have no norms; else one. On CUDA and in bfloat16 only.
+struct Int4RotaryParams {
+  Int4ProductParams product;  // without a residual; y is memory for the product, its rows adjacent
+  RotaryAppendParams append;  // of y, whatever its x is
+};
+POLYSPEC_API Result int4_rotary_product(const Int4RotaryParams& params, Stream stream);
 
 }  // namespace polyspec

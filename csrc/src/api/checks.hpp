@@ -14,10 +14,12 @@ namespace polyspec {
 struct AttentionParams;
 struct DenseShape;
 struct Int4Shape;
+struct RotaryAppendParams;
 
 Result check_shape(const DenseShape& shape);
 Result check_shape(const Int4Shape& shape);
 Result check_shape(const AttentionParams& params);  // all but the tensors
+Result check(const RotaryAppendParams& params);
 
 #if defined(__GNUC__) || defined(__clang__)
 __attribute__((format(printf, 1, 2)))

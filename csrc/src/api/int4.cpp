@@ -236,31 +236,56 @@ int64_t int4_workspace_bytes(const Int4Shape& shape, int64_t tokens) {
 
 namespace {
 
-Result product_on_cuda(const Int4ProductParams& params, bool gated, Stream stream) {
-  cuda::Int4Product product{params, gated};
+Result product_on_cuda(cuda::Int4Product product, Stream stream) {
   const Result result = check_on_cuda(product);
-  if (!result.ok() || params.tokens == 0) return result;
-  if (params.tokens == 1) product.x_stride = params.shape.inputs;  // the caller's may be any
+  if (!result.ok() || product.tokens == 0) return result;
+  if (product.tokens == 1) product.x_stride = product.shape.inputs;  // the caller's may be any
   return cuda::int4_product(product, stream.cuda);
+}
+
+Result check_ending(const char* operation, DType dtype, Stream stream) {
+  if (stream.device != Stream::Device::kCuda) {
+    Result out = invalid("%s: expected a CUDA stream, given the CPU", operation);
+    out.code = Result::Code::kUnsupported;
+    return out;
+  }
+  if (dtype == DType::kBFloat16) return {};
+  return expected("dtype", "bfloat16 (1)", static_cast<int>(dtype));
 }
 
 }  // namespace
 
 Result int4_gated_product(const Int4ProductParams& params, Stream stream) {
-  if (stream.device != Stream::Device::kCuda) {
-    Result out = invalid("int4_gated_product: expected a CUDA stream, given the CPU");
-    out.code = Result::Code::kUnsupported;
-    return out;
-  }
-  if (params.dtype != DType::kBFloat16)
-    return expected("dtype", "bfloat16 (1)", static_cast<int>(params.dtype));
+  const Result ending = check_ending("int4_gated_product", params.dtype, stream);
+  if (!ending.ok()) return ending;
   if (params.shape.outputs % (2 * core::kTileOutputs) != 0)
     return expected("outputs", "a multiple of 64", params.shape.outputs);
-  return product_on_cuda(params, true, stream);
+  return product_on_cuda({params, true}, stream);
+}
+
+Result int4_rotary_product(const Int4RotaryParams& params, Stream stream) {
+  cuda::Int4Product product{params.product, false, true, params.append};
+  RotaryParams& turn = product.append.turn;
+  turn.x = product.y;
+  for (const DType dtype : {product.dtype, turn.dtype}) {
+    const Result ending = check_ending("int4_rotary_product", dtype, stream);
+    if (!ending.ok()) return ending;
+  }
+  if (const Result result = check(product.append); !result.ok()) return result;
+  const int64_t features = (turn.heads + 2 * turn.groups) * turn.width;
+  if (product.shape.outputs != features)
+    return expected("outputs", "those of the heads", product.shape.outputs);
+  if (product.tokens != turn.batch * turn.tokens)
+    return expected("tokens", "those of all rows", product.tokens);
+  if (product.tokens > 1 && product.y_stride != features)
+    return expected("y_stride", "the outputs, with heads", product.y_stride);
+  if (product.residual != nullptr) return invalid("residual: expected none with heads");
+  product.y_stride = features;
+  return product_on_cuda(product, stream);
 }
 
 Result int4_product(const Int4ProductParams& params, Stream stream) {
-  if (stream.device == Stream::Device::kCuda) return product_on_cuda(params, false, stream);
+  if (stream.device == Stream::Device::kCuda) return product_on_cuda({params}, stream);
   if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   if (const Result result = check(params); !result.ok()) return result;
   if (params.norm != nullptr || params.residual != nullptr)

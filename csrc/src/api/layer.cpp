@@ -62,6 +62,8 @@ Result check_turn(const RotaryParams& p, bool appends) {
 
 Result check(const RotaryParams& p) { return check_turn(p, false); }
 
+}  // namespace
+
 Result check(const RotaryAppendParams& p) {
   if (p.capacity < 1) return expected("capacity", ">= 1", p.capacity);
   if (const Result turn = check_turn(p.turn, true); !turn.ok()) return turn;
@@ -72,6 +74,8 @@ Result check(const RotaryAppendParams& p) {
                       {"keys", p.keys.data},
                       {"values", p.values.data}});
 }
+
+namespace {
 
 Result check(const GatedParams& p) {
   if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/convert.hpp"
+#include "core/kv_index.hpp"
 #include "polyspec/attention.hpp"
 #include "polyspec/layer.hpp"
 #include "polyspec/philox.hpp"  // POLYSPEC_HD
@@ -52,9 +53,8 @@ POLYSPEC_FN float turned(float x, float other, float cosine, float sine) {
   return rounded<T>(x * cosine) + rounded<T>(other * sine);
 }
 
-// Where the angles of token `number` of all rows begin.
-POLYSPEC_FN int64_t angles_at(const RotaryParams& p, int64_t number) {
-  const int64_t row = number / p.tokens, token = number % p.tokens;
+// Where the angles of a row's token begin.
+POLYSPEC_FN int64_t angles_at(const RotaryParams& p, int64_t row, int64_t token) {
   int64_t at = p.positions[row * p.position_stride[0] + token * p.position_stride[1]];
   at = at < 0 ? 0 : at < p.angles ? at : p.angles;  // no sum overflows
   at += token * p.position_step;
@@ -85,6 +85,34 @@ POLYSPEC_FN NewTokens new_tokens(const RotaryAppendParams& p) {
   in.lengths = p.lengths;
   in.counts = p.counts;
   return in;
+}
+
+// Writes elements i and i + half of a head, turned by the angles of `at` on.
+template <class T>
+POLYSPEC_FN void turn_pair(float first, float second, const RotaryParams& p, int64_t at, int64_t i,
+                           T* to) {
+  const T* const cosine = static_cast<const T*>(p.cosine) + at;
+  const T* const sine = static_cast<const T*>(p.sine) + at;
+  const int64_t j = i + p.width / 2;
+  convert_output(turned<T>(first, -second, to_float(cosine[i]), to_float(sine[i])), to + i);
+  convert_output(turned<T>(second, first, to_float(cosine[j]), to_float(sine[j])), to + j);
+}
+
+// Where a head of a row's token goes: that of a query to [b, heads, t, d], and those of keys and of
+// values, which come after, to the caches; nullptr: padding.
+template <class T>
+POLYSPEC_FN T* head_of(const RotaryAppendParams& p, const RowAppend& plan, int64_t row,
+                       int64_t token, int64_t head) {
+  const RotaryParams& turn = p.turn;
+  if (head < turn.heads) {
+    return static_cast<T*>(turn.query) +
+           ((row * turn.heads + head) * turn.tokens + token) * turn.width;
+  }
+  if (token >= plan.count) return nullptr;
+  const bool key = head < turn.heads + turn.groups;
+  const KvCache& cache = key ? p.keys : p.values;
+  const int64_t group = head - turn.heads - (key ? 0 : turn.groups);
+  return static_cast<T*>(cache.data) + offset_of(cache.stride, row, group, plan.begin + token);
 }
 
 // ---- attention ----

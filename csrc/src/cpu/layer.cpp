@@ -63,7 +63,7 @@ struct HeadsAt {
 template <class T>
 POLYSPEC_FN void split_token(const RotaryParams& p, int64_t number, HeadsAt<T> query,
                              HeadsAt<T> key, HeadsAt<T> value) {
-  const int64_t d = p.width, at = angles_at(p, number);
+  const int64_t d = p.width, at = angles_at(p, number / p.tokens, number % p.tokens);
   const T* const cosine = static_cast<const T*>(p.cosine) + at;
   const T* const sine = static_cast<const T*>(p.sine) + at;
   const T* bias = static_cast<const T*>(p.bias);

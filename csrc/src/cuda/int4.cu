@@ -261,6 +261,20 @@ Result norm_first(Int4Product* p, CUstream_st* stream) {
   return rms_norm(norm, stream);
 }
 
+// As many clusters, or a few more or fewer, whose CTAs are a multiple of half a head's tiles.
+int64_t whole_halves(int64_t clusters, int64_t half_tiles, int ctas) {
+  const int64_t least = std::max<int64_t>(half_tiles / ctas, 1);  // (both are powers of two)
+  return std::max(clusters / least, int64_t{1}) * least;
+}
+
+// Whether the halves of a head are whole tiles, a power of two, which CTAs turn.
+bool turns_in_product(const Int4Product& p) {
+  const RotaryParams& turn = p.append.turn;
+  const int64_t halves = p.half_tiles();
+  return turn.query_norm == nullptr && turn.width % (2 * kTileOutputs) == 0 &&
+         (halves & (halves - 1)) == 0;
+}
+
 // Whether it was launched: the device has bulk copies and room for the activations.
 template <class T, int kTokenTiles, int kChunks>
 bool stream_in(Int4Product p, CUstream_st* stream, Result* result) {
@@ -269,7 +283,7 @@ bool stream_in(Int4Product p, CUstream_st* stream, Result* result) {
   const int forced = forced_memory.load(std::memory_order_relaxed);
   const int bytes = forced > 0 ? forced : device.shared_memory;
   const Int4Tiles of(p.shape);
-  const int64_t tiles = of.tiles / (p.gated ? 2 : 1);
+  const int64_t tiles = of.tiles / (p.gated || p.turns ? 2 : 1);
   const Int4Plan plan = int4_plan(p.shape, kTokenTiles, bytes,
                                   std::min(forced_ctas.load(std::memory_order_relaxed), kWarps));
   // (The kernel counts vectors, of several tiles, in 32 bits.)
@@ -281,8 +295,10 @@ bool stream_in(Int4Product p, CUstream_st* stream, Result* result) {
   const int64_t at_once = groups_at_once<kernel>(device, ctas, kThreads, bytes);
   if (error != cudaSuccess || at_once == 0) return false;
   const int groups = forced_groups.load(std::memory_order_relaxed);
-  const int64_t clusters = std::min(groups > 0 ? std::min<int64_t>(groups, at_once) : at_once,
-                                    (tiles + ctas - 1) / ctas);
+  int64_t clusters = std::min(groups > 0 ? std::min<int64_t>(groups, at_once) : at_once,
+                              (tiles + ctas - 1) / ctas);
+  // Then the second half of a head is as far away in every turn.
+  if (p.turns) clusters = whole_halves(clusters, p.half_tiles(), ctas);
   if (ctas > 1) *result = norm_first(&p, stream);  // a CTA has no whole rows
   if (!result->ok()) return true;
   const GroupLaunch launch(clusters, ctas, kThreads, stream, bytes);
@@ -301,6 +317,7 @@ bool stream_of(const Int4Product& p, CUstream_st* stream, Result* result) {
 template <class T>
 bool streamed(Int4Product p, CUstream_st* stream, Result* result) {
   if (p.tokens > 2 * kStreamTokens) return false;
+  if (p.turns && (p.tokens > kStreamTokens || !turns_in_product(p))) return false;
   for (int64_t left = p.tokens; left > 0; left -= p.tokens) {
     p.tokens = std::min(left, kStreamTokens);
     const auto launch = p.tokens <= kTokenTile       ? stream_of<T, 1>
@@ -328,6 +345,11 @@ Result product_as(Int4Product p, CUstream_st* stream) {
   Result result;
   if (p.tokens > kNormTokens) result = norm_first(&p, stream);
   if (!result.ok() || streamed<T>(p, stream, &result)) return result;
+  if (p.turns) {
+    p.turns = false;
+    result = product_as<T>(p, stream);
+    return result.ok() ? rotary_append(p.append, stream) : result;
+  }
   result = norm_first(&p, stream);
   if (!result.ok()) return result;
   if constexpr (std::is_same_v<T, BFloat16>) {

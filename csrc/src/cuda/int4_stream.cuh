@@ -38,6 +38,42 @@ __device__ __forceinline__ void write_output(const Int4Product& p, int64_t token
   core::convert_output(sum, static_cast<T*>(p.y) + at);
 }
 
+// Of a pair of sums of a gated product or of one with heads. y holds the first of them, rounded,
+// until the second is there; `output` is that of the first.
+template <class T>
+__device__ __forceinline__ void write_second(const Int4Product& p, int64_t token, int64_t output,
+                                             float sum) {
+  const T* const first = static_cast<const T*>(p.y) + token * p.y_stride + output;
+  if (p.gated) {
+    const float value = core::gated_value<T>(core::to_float(*first), core::rounded<T>(sum));
+    core::convert_output(value, static_cast<T*>(p.y) + token * p.y_stride + output);
+    return;
+  }
+  // As rotary_append_kernel (layer.cu).
+  const RotaryAppendParams& append = p.append;
+  const RotaryParams& turn = append.turn;
+  const auto width = static_cast<unsigned>(turn.width), half = width / 2;
+  const auto head = static_cast<unsigned>(output) / width;
+  const auto i = static_cast<unsigned>(output) % width;
+  float values[2] = {core::to_float(*first), core::rounded<T>(sum)};
+  if (turn.bias != nullptr) {
+    const T* const bias = static_cast<const T*>(turn.bias) + output;
+    for (unsigned u = 0; u < 2; ++u)
+      values[u] = core::rounded<T>(values[u] + core::to_float(bias[u * half]));
+  }
+  const auto tokens = static_cast<unsigned>(turn.tokens), number = static_cast<unsigned>(token);
+  const auto row = number / tokens, in_row = number % tokens;
+  const core::RowAppend plan = core::row_append(core::new_tokens(append), row, append.capacity);
+  if (output == 0 && in_row == 0) append.status[row] |= plan.status;
+  T* const to = core::head_of<T>(append, plan, row, in_row, head);
+  if (to == nullptr) return;
+  if (head < turn.heads + turn.groups) {
+    core::turn_pair(values[0], values[1], turn, core::angles_at(turn, row, in_row), i, to);
+  } else {
+    for (unsigned u = 0; u < 2; ++u) core::convert_output(values[u], to + i + u * half);
+  }
+}
+
 // The norm of the activations of a CTA with whole rows, in the order of norm_kernel (layer.cu).
 class Norm {
  public:
@@ -214,10 +250,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int slice = rank * slices + (warp & (slices - 1));
   const int begin = begin_of(slice), groups = begin_of(slice + 1) - begin;
 
-  // Of a gated product tiles of gates count. After each come its ups.
-  const int pair = p.gated ? static_cast<int>(of.tiles / 2) : 0;
-  const int tiles = p.gated ? pair : static_cast<int>(of.tiles);
-  const int step = static_cast<int>(gridDim.x);
+  // Of a gated product tiles of gates count, and of one with heads tiles of their first halves.
+  // After each comes the tile of its ups, or of the second half, which lies so far away.
+  const int apart = static_cast<int>(p.gated ? of.tiles / 2 : p.turns ? p.half_tiles() : 0);
+  const int tiles = static_cast<int>(apart > 0 ? of.tiles / 2 : of.tiles);
+  const auto place_of = [&](int tile) { return p.turns ? tile + (tile & -apart) : tile; };
+  const int step = static_cast<int>(gridDim.x);  // with heads a multiple of half a head's tiles
+  const int places = p.turns ? 2 * step : step;
   const int first_tile = static_cast<int>(blockIdx.x) - rank;  // of the cluster
   const int tile_of_warp = first_tile + (warp >> slices_shift);
   const int own = tile_of_warp < tiles ? (tiles - tile_of_warp + step - 1) / step : 0;
@@ -225,13 +264,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int group_bytes = group_vectors * core::kVectorBytes;
   const int of_tile = static_cast<int>(of.groups) * group_vectors,
             of_slice = groups * group_vectors;
-  GroupRing<kGroups> ring(reinterpret_cast<unsigned char*>(x_sums + plan.groups * kTokenTiles * 4) +
-                              warp * plan.stages * kGroups * group_bytes +
-                              lane * core::kVectorBytes,
-                          shared.full[warp], plan.stages, group_bytes,
-                          p.packed + tile_of_warp * of.tile_bytes + begin * int64_t{group_bytes},
-                          groups * group_bytes, (p.gated ? pair : step) * of_tile - of_slice,
-                          (step - pair) * of_tile - of_slice, p.gated ? 2 * own : own);
+  GroupRing<kGroups> ring(
+      reinterpret_cast<unsigned char*>(x_sums + plan.groups * kTokenTiles * 4) +
+          warp * plan.stages * kGroups * group_bytes + lane * core::kVectorBytes,
+      shared.full[warp], plan.stages, group_bytes,
+      p.packed + place_of(tile_of_warp) * of.tile_bytes + begin * int64_t{group_bytes},
+      groups * group_bytes, (apart > 0 ? apart : step) * of_tile - of_slice,
+      (places - apart) * of_tile - of_slice, apart > 0 ? 2 * own : own);
   constexpr bool kNorms = std::is_same_v<T, BFloat16> && kTokenTiles * kTokenTile <= kNormTokens;
   std::conditional_t<kNorms, Norm, NoNorm> norm(p);
   wait_for_prerequisites();
@@ -278,9 +317,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     __cluster_barrier_arrive();
     __cluster_barrier_wait();
   };
-  const int64_t outputs = p.gated ? p.shape.outputs / 2 : p.shape.outputs;
+  const int64_t outputs = apart > 0 ? p.shape.outputs / 2 : p.shape.outputs;
   int turn = 0;
-  bool ups = false;
+  bool second = false;  // of a pair
   POLYSPEC_ROLLED
   for (int tile = first_tile; tile < tiles; turn ^= Shared::kBuffers - 1) {
     Sums<1, kTokenTiles> y;
@@ -336,20 +375,19 @@ __global__ void __launch_bounds__(kThreads, 1)
       float sum = sum_of(4, f, l, j) + sum_of(0, f, l, j);
       POLYSPEC_UNROLL
       for (int s = 1; s < kWarps / 2; ++s) sum += sum_of(s + 4, f, l, j) + sum_of(s, f, l, j);
-      const int64_t output =
-          int64_t{tile + rank} * kTileOutputs + f / kTokenTiles * 16 + l / 4 + j / 2 * 8;
+      const int64_t in_tile = f / kTokenTiles * 16 + l / 4 + j / 2 * 8;
+      const int64_t output = int64_t{place_of(tile + rank)} * kTileOutputs + in_tile;
       const int64_t token = f % kTokenTiles * kTokenTile + l % 4 * 2 + j % 2;
-      if (token >= p.tokens || output >= outputs) continue;
-      // y holds the gates until their ups are there.
-      if (std::is_same_v<T, BFloat16> && ups) {
-        const T* const gate = static_cast<const T*>(p.y) + token * p.y_stride + output;
-        sum = core::gated_value<T>(core::to_float(*gate), core::rounded<T>(sum));
+      if (token >= p.tokens || int64_t{tile + rank} * kTileOutputs + in_tile >= outputs) continue;
+      if (std::is_same_v<T, BFloat16> && second) {
+        write_second<T>(p, token, output, sum);
+      } else {
+        write_output<T>(p, token, output, sum);
       }
-      write_output<T>(p, token, output, sum);
     }
     if (Shared::kBuffers == 1) meet();  // the sums are read
-    if (ups || !p.gated) tile += step;
-    ups = p.gated && !ups;
+    if (second || apart == 0) tile += step;
+    second = apart > 0 && !second;
   }
   if (ctas > 1) meet();  // no CTA leaves while another may read its sums
 #endif

@@ -179,18 +179,10 @@ __device__ __forceinline__ void split_head(HeadShared& shared, const RotaryParam
     }
     return;
   }
-  const int64_t at = core::angles_at(p, number);
-  const T* const cosine = static_cast<const T*>(p.cosine) + at;
-  const T* const sine = static_cast<const T*>(p.sine) + at;
+  const int64_t at = core::angles_at(p, number / p.tokens, number % p.tokens);
   POLYSPEC_ROLLED
-  for (int64_t i = threadIdx.x; i < half; i += kHeadThreads) {
-    const float first = of[i], second = of[i + half];
-    core::convert_output(core::turned<T>(first, -second, to_float(cosine[i]), to_float(sine[i])),
-                         to + i);
-    core::convert_output(
-        core::turned<T>(second, first, to_float(cosine[i + half]), to_float(sine[i + half])),
-        to + i + half);
-  }
+  for (int64_t i = threadIdx.x; i < half; i += kHeadThreads)
+    core::turn_pair(of[i], of[i + half], p, at, i, to);
 }
 
 // As begin_kernel; before the wait it has bias and norm of a head brought near.
@@ -243,17 +235,7 @@ __global__ void __launch_bounds__(kHeadThreads)
   const NewTokens in = core::new_tokens(p);
   const core::RowAppend plan = core::row_append(in, row, p.capacity);
   if (token == 0 && head == 0 && threadIdx.x == 0) p.status[row] |= plan.status;
-  T* to = nullptr;
-  if (head < p.turn.heads) {
-    to = head_at<T>(p.turn.query, p.turn, p.turn.heads, number, head);
-  } else if (token < plan.count) {
-    const bool key = head < p.turn.heads + p.turn.groups;
-    const KvCache& cache = key ? p.keys : p.values;
-    const int64_t group = head - p.turn.heads - (key ? 0 : p.turn.groups);
-    to =
-        static_cast<T*>(cache.data) + core::offset_of(cache.stride, row, group, plan.begin + token);
-  }
-  split_head(shared, p.turn, number, head, to);
+  split_head(shared, p.turn, number, head, core::head_of<T>(p, plan, row, token, head));
 }
 
 // Grid: x over the values of a token, y over tokens.

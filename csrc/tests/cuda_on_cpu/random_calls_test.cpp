@@ -272,6 +272,26 @@ bool check_dense(uint64_t seed) {
   return true;
 }
 
+void check_int4_heads(uint64_t seed) {
+  const cases::Int4HeadsCase call(seed);
+  const Guarded inputs(call.inputs), memory(call.memory), outputs(call.outputs),
+      apart(call.outputs);
+  const Stream stream = Stream::on(nullptr);
+  CHECK(call.pack(inputs.data(), memory.data(), stream).ok());
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  in_graph([&] {
+    outputs.launch_writes();
+    memory.launch_writes(call.packed(memory.data()));
+    inputs.launch_writes(call.weight(inputs.data()));
+    const Result result =
+        call.multiply(inputs.data(), memory.data(), outputs.data(), false, stream);
+    CHECK_EQ(std::string(""), result.message);
+  });
+  CHECK(call.multiply(inputs.data(), memory.data(), apart.data(), true, stream).ok());
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  cases::check_same(apart.read(), outputs.read(), "int4 case with heads " + std::to_string(seed));
+}
+
 // Whether there was one: the case may be of another type.
 bool check_verify_f32(uint64_t seed, cases::Extent extent, const std::string& name) {
   const cases::VerifyCase call(seed, extent);
@@ -300,7 +320,10 @@ int main(int argc, char** argv) {
     const std::string name = " case " + std::to_string(seed) + force_random_shape(random);
     if ((int4 || dense) && seed % 3 == 0) polyspec::cuda::force_shape(1, 1);  // a CTA has all tiles
     if (all || layers) check_layers(seed);
-    if (all || int4) check_int4(seed);
+    if (all || int4) {
+      check_int4(seed);
+      check_int4_heads(seed);
+    }
     if (all || dense) dense_products += check_dense(seed);
     if (layers || int4 || dense) {
       ++done;

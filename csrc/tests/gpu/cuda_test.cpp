@@ -402,6 +402,22 @@ bool check_dense(uint64_t seed, cudaStream_t stream) {
   return true;
 }
 
+void check_int4_heads(uint64_t seed, cudaStream_t stream) {
+  const cases::Int4HeadsCase call(seed);
+  const DeviceBytes inputs(call.inputs.bytes), memory(call.memory.bytes),
+      outputs(call.outputs.bytes), apart(call.outputs.bytes);
+  const Stream on = Stream::on(stream);
+  result_ok(call.pack(inputs.data(), memory.data(), on), "int4_pack");
+  for (const bool one_by_one : {false, true}) {
+    const DeviceBytes& out = one_by_one ? apart : outputs;
+    result_ok(call.multiply(inputs.data(), memory.data(), out.data(), one_by_one, on),
+              "int4_rotary_product");
+  }
+  CUDA_OK(cudaStreamSynchronize(stream));
+  const std::string fault = cases::difference(apart.read(), outputs.read());
+  if (!fault.empty()) throw Failure("int4 with heads, case " + std::to_string(seed) + ": " + fault);
+}
+
 void run_all(uint64_t count, int64_t largest) {
   const bool few = count < 64;
   cudaStream_t streams[2];
@@ -447,6 +463,7 @@ void run_all(uint64_t count, int64_t largest) {
     compare<cases::AttentionCase>(seed, stream, "attention");
     tally.run("int4", [&] { check_int4(seed, stream); });
     tally.run("dense", [&] { multiplied += check_dense(seed, stream); });
+    tally.run("int4 with heads", [&] { check_int4_heads(seed, stream); });
   }
   tally.run("graph, rotary_append", [&] {
     Compared<cases::RotaryAppendCase>(8, {}, stream, "rotary_append").check_graph();

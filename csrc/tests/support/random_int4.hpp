@@ -6,7 +6,7 @@
 #include "core/layer_math.hpp"
 #include "core/row.hpp"
 #include "polyspec/int4.hpp"
-#include "support/random_case.hpp"
+#include "support/random_layer.hpp"
 
 namespace cases {
 
@@ -273,6 +273,79 @@ class Int4Case {
   size_t values_at_, scales_at_, zeros_at_, x_at_, packed_at_, y_at_, alone_at_, gated_at_;
   size_t weight_at_ = 0, rows_at_ = 0, residual_at_ = 0, normed_at_ = 0, normed_apart_at_ = 0,
          whole_at_ = 0, whole_apart_at_ = 0;
+};
+
+// A product whose rows are split into heads, and its operators one by one. `memory`: the packed
+// matrix, and rows that a call keeps there.
+class Int4HeadsCase : public RotaryAppendCase {
+ public:
+  explicit Int4HeadsCase(uint64_t seed) : RotaryAppendCase(seed + 0x4ead, {}, true) {
+    const int32_t groups[] = {32, 128, 128, 256};
+    shape_.outputs = (heads_ + 2 * groups_) * width_;
+    shape_.group = random_.one_of(groups);
+    shape_.inputs = shape_.group * (1 + random_.below(256 / shape_.group));
+    const int64_t count = shape_.outputs * shape_.inputs / shape_.group;
+    std::vector<uint8_t> values(static_cast<size_t>(shape_.outputs * shape_.inputs));
+    for (uint8_t& value : values) value = static_cast<uint8_t>(random_.below(16));
+    std::vector<float> scales(static_cast<size_t>(count)), zeros(scales);
+    for (float& scale : scales) scale = 0.02f * random_.normal();
+    for (float& zero : zeros) zero = 0.05f * random_.normal();
+    values_at_ = inputs.put(values);
+    scales_at_ = inputs.put(scales);
+    zeros_at_ = inputs.put(zeros);
+    rows_at_ = put(tokens() * shape_.inputs);
+    weight_at_ = put(shape_.inputs);
+    norms_ = random_.chance(0.5);
+    const auto reserve = [&](int64_t bytes) {
+      return memory.reserve<unsigned char>(static_cast<size_t>(bytes));
+    };
+    packed_at_ = reserve(polyspec::int4_packed_bytes(shape_, polyspec::Stream::Device::kCuda));
+    y_at_ = reserve(2 * tokens() * shape_.outputs);
+    normed_at_ = reserve(2 * tokens() * shape_.inputs);
+  }
+
+  const unsigned char* packed(const unsigned char* memory) const { return memory + packed_at_; }
+  const unsigned char* weight(const unsigned char* in) const { return in + weight_at_; }
+
+  polyspec::Result pack(const unsigned char* in, unsigned char* memory,
+                        polyspec::Stream stream) const {
+    return polyspec::int4_pack(
+        {shape_, in + values_at_, reinterpret_cast<const float*>(in + scales_at_),
+         reinterpret_cast<const float*>(in + zeros_at_), memory + packed_at_},
+        stream);
+  }
+  polyspec::Result multiply(const unsigned char* in, unsigned char* memory, unsigned char* out,
+                            bool apart, polyspec::Stream stream) const {
+    polyspec::Int4RotaryParams both;
+    polyspec::Int4ProductParams& p = both.product;
+    p.shape = shape_;
+    p.tokens = tokens();
+    p.dtype = dtype_;
+    p.x = in + rows_at_;
+    p.x_stride = shape_.inputs;
+    p.packed = memory + packed_at_;
+    p.y = memory + y_at_;
+    p.y_stride = shape_.outputs;
+    if (norms_) {
+      p.norm = weight(in);
+      p.epsilon = 1e-5f;
+      p.normed = memory + normed_at_;
+    }
+    both.append = params(in, out);
+    if (!apart) return polyspec::int4_rotary_product(both, stream);
+    both.append.turn.x = p.y;
+    const polyspec::Result result = polyspec::int4_product(p, stream);
+    return result.ok() ? polyspec::rotary_append(both.append, stream) : result;
+  }
+
+  Block memory;
+
+ private:
+  int64_t tokens() const { return batch_ * tokens_; }
+
+  polyspec::Int4Shape shape_;
+  bool norms_;
+  size_t values_at_, scales_at_, zeros_at_, rows_at_, weight_at_, packed_at_, y_at_, normed_at_;
 };
 
 }  // namespace cases

@@ -102,7 +102,8 @@ class GatedCase : public LayerCase {
 
 class RotaryCase : public LayerCase {
  public:
-  explicit RotaryCase(uint64_t seed, Extent = {}, bool appends = false)
+  // `multiplied`: x is to be a 4-bit product.
+  explicit RotaryCase(uint64_t seed, Extent = {}, bool appends = false, bool multiplied = false)
       : LayerCase(seed + 0x20),
         batch_(1 + random_.below(4)),
         tokens_(1 + random_.below(6)),
@@ -111,6 +112,15 @@ class RotaryCase : public LayerCase {
         angles_(1 + random_.below(20)) {
     const int64_t widths[] = {2, 6, 32, 64, 128, 130, 512};
     width_ = random_.one_of(widths);
+    if (multiplied) {
+      const int64_t heads[] = {64, 64, 128, 128, 256, 96};
+      width_ = random_.one_of(heads);
+      dtype_ = DType::kBFloat16;
+      heads_ = 1 + random_.below(3);
+      groups_ = width_ == 64 ? 1 + random_.below(2) : 1;
+      tokens_ = 1 + random_.below(random_.chance(0.3) ? 20 : 6);
+      if (random_.chance(0.4)) batch_ = 1;
+    }
     const int64_t features = (heads_ + 2 * groups_) * width_;
     x_ = put_odd(batch_ * tokens_ * features);
     cosine_ = put(angles_ * width_);
@@ -125,7 +135,7 @@ class RotaryCase : public LayerCase {
     if (random_.chance(0.1)) positions[0] = random_.chance(0.5) ? INT64_MAX : INT64_MIN;
     positions_ = inputs.put(positions);
     if (random_.chance(0.5)) bias_ = put(features);
-    if (random_.chance(0.4)) {
+    if (random_.chance(multiplied ? 0.1 : 0.4)) {
       query_norm_ = put(width_);
       key_norm_ = put(width_);
     }
@@ -173,8 +183,8 @@ class RotaryCase : public LayerCase {
 // Some rows do not fit, and some have lengths and counts that are none.
 class RotaryAppendCase : public RotaryCase {
  public:
-  explicit RotaryAppendCase(uint64_t seed, Extent = {})
-      : RotaryCase(seed, {}, true),
+  explicit RotaryAppendCase(uint64_t seed, Extent = {}, bool multiplied = false)
+      : RotaryCase(seed, {}, true, multiplied),
         capacity_(1 + random_.below(12)),
         keys_(batch_, groups_, capacity_, width_, random_.chance(0.5) ? 0 : 3),
         values_(batch_, groups_, capacity_, width_, 0) {
