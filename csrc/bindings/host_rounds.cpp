@@ -80,8 +80,10 @@ class HostRounds {
   const Array<int64_t>& plan() const { return plan_; }
 
   // Drafts first, then the deepest verification, so that late rows find the others at the same
-  // level.
-  std::optional<HostStep> next() {
+  // level. A draft reads from position `unread` [b] on, or an earlier one.
+  std::optional<HostStep> next(const std::optional<Array<int64_t>>& unread) {
+    if (unread && unread->size() != batch())
+      throw std::invalid_argument("unread: expected shape [" + std::to_string(batch()) + "]");
     polyspec::ScheduleDueParams due;
     due.in = rounds();
     due.due = due_.data();
@@ -98,7 +100,8 @@ class HostRounds {
       step.group.push_back(row);
       const int64_t* words = this->words(row);
       const int64_t total = words[RoundShape::kTotal];
-      const int64_t cached = words[shape_.level_at(step.level) + RoundShape::kCached];
+      int64_t cached = words[shape_.level_at(step.level) + RoundShape::kCached];
+      if (unread && step.level == shape_.levels) cached = std::min(cached, unread->data()[row]);
       if (cached < 0 || cached > total || total > shape_.capacity) {
         throw std::invalid_argument(
             "words: expected 0 <= cached <= total <= " + std::to_string(shape_.capacity) +
@@ -115,7 +118,9 @@ class HostRounds {
     next.width = width;
     next.input_ids = step.input_ids.mutable_data();
     next.plan = plan_.mutable_data();
-    if (step.level < shape_.levels) {
+    if (step.level == shape_.levels) {
+      next.unread = unread ? unread->data() : nullptr;
+    } else {
       step.pending = Array<int64_t>({b, step.most});
       next.most = step.most;
       next.pending = step.pending.mutable_data();
@@ -269,9 +274,9 @@ void bind_host_rounds(py::module_& m) {
       .def_property_readonly("plan", &HostRounds::plan,
                              "[7, B] int64, of the step that `next` gave last, which the next one "
                              "writes over.")
-      .def("next", &HostRounds::next,
+      .def("next", &HostRounds::next, py::arg("unread") = py::none(),
            "The step to do now: a draft, or the deepest verification that is due; None: all rows "
-           "are complete.")
+           "are complete. A draft reads from position `unread` [B] int64 on, or an earlier one.")
       .def("report", &HostRounds::report, py::arg("step"), py::arg("tokens"), py::arg("counts"),
            py::arg("status"), py::arg("ends") = true,
            "See `runtime.graphs.report`, of the step that `next` gave last; `status` None: nothing "

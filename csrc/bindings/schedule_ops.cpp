@@ -35,7 +35,8 @@ int32_t level_of(const polyspec::RoundParams& params, int64_t level) {
 int64_t* words(const Tensor& tensor) { return static_cast<int64_t*>(tensor.mutable_data_ptr()); }
 
 std::tuple<Tensor, Tensor, Tensor> schedule_next(const Tensor& state, int64_t levels, int64_t steps,
-                                                 int64_t level, int64_t width, int64_t most) {
+                                                 int64_t level, int64_t width, int64_t most,
+                                                 const OptTensor& unread) {
   polyspec::ScheduleNextParams params;
   params.in = rounds(state, levels, steps);
   params.level = level_of(params.in, level);
@@ -51,6 +52,7 @@ std::tuple<Tensor, Tensor, Tensor> schedule_next(const Tensor& state, int64_t le
   params.input_ids = words(std::get<0>(made));
   params.plan = words(std::get<1>(made));
   params.pending = words(std::get<2>(made));
+  params.unread = integers(unread, "unread", place, {params.in.batch});
   run<1>(&polyspec::schedule_next, params, place);
   return made;
 }
@@ -90,7 +92,8 @@ std::tuple<Tensor, Tensor> schedule_report(const Tensor& state, int64_t levels, 
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
   m.def(
-      "schedule_next(Tensor state, int levels, int steps, int level, int width, int most) -> "
+      "schedule_next(Tensor state, int levels, int steps, int level, int width, int most, "
+      "Tensor? unread=None) -> "
       "(Tensor input_ids, Tensor plan, Tensor pending)");
   m.def(
       "schedule_report(Tensor(a!) state, int levels, int steps, int level, Tensor plan, Tensor "

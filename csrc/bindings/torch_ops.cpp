@@ -408,7 +408,7 @@ void expect_table(const Tensor& tensor, const char* name, const char* form, cons
 Tensor draw(const Tensor& latest, const OptTensor& temperatures, const OptTensor& top_ks,
             const OptTensor& top_ps, const OptTensor& min_ps, const Tensor& seeds,
             const Tensor& positions, const Tensor& rounds, int64_t level, int64_t column,
-            Tensor tokens, Tensor status, OptTensor rows, OptTensor statistics) {
+            Tensor tokens, Tensor status, OptTensor rows, OptTensor statistics, bool readable) {
   expect_logits(latest, "logits", "[B, 1, V]", 3);
   const Tensor logits = unexpanded(latest);
   const Batch place(logits);
@@ -440,6 +440,7 @@ Tensor draw(const Tensor& latest, const OptTensor& temperatures, const OptTensor
   const Tensor next = empty<int64_t>(place, {batch, 1});
   const Tensor logprobs = empty<float>(place, {batch});
   params.next_ids = out_ptr<int64_t>(next);
+  params.least_id = readable ? 0 : -1;
   params.logprobs = out_ptr<float>(logprobs);
   params.tokens = out_ptr<int64_t>(tokens) + column;
   params.status = out_ptr<int32_t>(status) + column;
@@ -614,7 +615,7 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
   m.def(
       "draw(Tensor logits, Tensor? temperatures, Tensor? top_ks, Tensor? top_ps, Tensor? min_ps, "
       "Tensor seeds, Tensor positions, Tensor rounds, int level, int column, Tensor(a!) tokens, "
-      "Tensor(b!) status, Tensor(c!)? rows, Tensor(d!)? statistics) -> Tensor");
+      "Tensor(b!) status, Tensor(c!)? rows, Tensor(d!)? statistics, bool readable=False) -> Tensor");
   // Arguments that determine the outputs' shapes come first, for fake implementations.
   // ends: num_emitted, ended, cache_lengths, next_ids, next_positions; int64 [5, B].
   m.def(

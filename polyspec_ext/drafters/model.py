@@ -186,6 +186,8 @@ def draw_chain(
     status = torch.empty_like(drafted, dtype=torch.int32)
     rows: RowBuffer | None = None
     buffers: Any = (None, None)
+    # A token that could not be drawn is -1, and a pass may read it before the host.
+    readable = (None, True) if left is None else ()
     for i in range(most):
         logits = forward(InputBlock(tokens, 1, counts, first)).logits[..., :entries]
         if inputs.processors is not None:
@@ -197,16 +199,14 @@ def draw_chain(
             wants_rows = False
         # (The level may overwrite its logits in the next pass.)
         tokens = draw(
-            logits, parameters, positions, rounds, inputs.level, i, drafted, status, *buffers
-        )
+            logits, parameters, positions, rounds, inputs.level, i, drafted, status, *buffers,
+            *readable,
+        )  # fmt: skip
         if not every:
             tokens = id_map.to_above(tokens)
         first = None
         if left is None:
             counts = later
-            # A token that could not be drawn is -1, and the host has not read it yet.
-            if i + 1 < most:
-                tokens = tokens.clamp_min(0)
             continue
         assert inputs.eos is not None
         for b, (token,) in enumerate(tokens.tolist()):

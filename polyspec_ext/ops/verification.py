@@ -251,6 +251,7 @@ def draw(
     rows: Tensor | None,
     statistics: Tensor | None,
     nodes: Tensor | None = None,
+    readable: bool = False,
 ) -> Tensor:
     """Sample the next token of each row (`ps.sample`) into a column of the tables ``[B, W]``, and
     copy its logits.
@@ -267,6 +268,7 @@ def draw(
         statistics: ``[B, as many, 2]`` int64, with `rows`.
         nodes: ``[B]`` int64, `node` of `ps.sample`; None: 0. With nodes `rows` are not written, and
             `statistics` need no `rows`.
+        readable: return 0 for -1, for a pass that reads the result; not with `nodes`.
 
     Returns:
         ``[B, 1]`` int64, a copy of the column of `tokens`.
@@ -286,7 +288,7 @@ def draw(
             top_k if isinstance(top_k, Tensor) else None,
             top_p if isinstance(top_p, Tensor) else None,
             min_p if isinstance(min_p, Tensor) else None,
-            seed, positions, rounds, level, column, tokens, status, rows, statistics,
+            seed, positions, rounds, level, column, tokens, status, rows, statistics, readable,
         )  # fmt: skip
     except RuntimeError as error:
         raise typed(error, "logits", logits) from None

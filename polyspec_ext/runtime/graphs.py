@@ -447,15 +447,12 @@ def _performed(planned: PlannedStep, rows: Rows, perform: Callable[[Step], Outpu
     step idle. Of the target return the record of the round, ``[B, N]`` int32, and the logits: the
     bits of the rows without their texts, of the tokens, and of the log-probabilities."""
     state, (level, most, width, tail), hidden = rows.state, planned, rows.hidden
-    form = state.shape.levels, state.shape.steps
+    form, unread = (state.shape.levels, state.shape.steps), None
     if level == state.shape.levels and hidden is not None and hidden.width:
         # Tokens with a new hidden state, and the last emitted token.
-        width = max(width, hidden.width + 1)
-        # The shorter length stays, to capture few operators; the draft's report sets it again.
-        cached = state.read_by(level)
-        torch.minimum(cached, hidden.begin, out=cached)
+        width, unread = max(width, hidden.width + 1), hidden.begin
     verified = most if level < state.shape.levels else 0
-    ids, table, pending = next_step(state.words, *form, level, width, verified)
+    ids, table, pending = next_step(state.words, *form, level, width, verified, unread)
     plan = Plan._make(table.unbind())
     outputs = perform(Step(level, most, width - most, tail, ids, table, plan, pending))
     if level > 1:
@@ -499,6 +496,8 @@ Args:
     level: of the step.
     width: maximum tokens that the level reads per row, T.
     most: maximum tokens that it verifies per row, W.
+    unread: ``[B]`` int64, the level reads from this position or its cached length on, whichever is
+        lower; None: from its cached length on.
 
 Returns:
     input_ids ``[B, T]`` int64, left-aligned ids of each row, then 0; the table ``[7, B]`` with
@@ -524,8 +523,8 @@ Returns:
 """
 
 
-def _next(state: torch.Tensor, *numbers: int) -> _Three:
-    batch, (width, most) = len(state), numbers[-2:]
+def _next(state: torch.Tensor, *numbers: Any) -> _Three:
+    batch, (width, most) = len(state), numbers[3:5]
     sizes = (batch, width), (len(Plan._fields), batch), (batch, most)
     return state.new_empty(sizes[0]), state.new_empty(sizes[1]), state.new_empty(sizes[2])
 

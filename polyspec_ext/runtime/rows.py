@@ -225,7 +225,6 @@ class StateRows:
         self._sizes = [at + word for word in (shape.WINDOW, shape.BOUND) for at in above]
         self.windows = [(0,) * len(self._sizes)] * batch
         self._lasting = [*self._sizes, *(at + word for word in lasting for at in self._levels)]
-        self._drafted = self._levels[-1] + shape.CACHED  # word of the drafter's cached length
         if device.type == "cpu":  # the same memory
             host = self.words.numpy()
             self.head: npt.NDArray[np.int64] = host[:, : shape.log_at]
@@ -314,13 +313,7 @@ class StateRows:
         """Return the next step, on the host: the deepest verification that is due, or a draft, so
         that rows that lag catch up at the same level. None: all rows are complete. The drafter
         reads from position `unread`, ``[B]`` int64, or an earlier position on."""
-        if unread is not None:
-            cached = self.words[:, self._drafted]
-            before = cached.clone()
-            torch.minimum(before, unread, out=cached)
-        due = self._host_rounds.next()
-        if unread is not None:
-            cached.copy_(before)
+        due = self._host_rounds.next(None if unread is None else unread.numpy())
         if due is None:  # every row is complete
             return None
         input_ids, pending = torch.from_numpy(due.input_ids), torch.from_numpy(due.pending)

@@ -27,8 +27,8 @@ class Launches(NamedTuple):
 
 
 # With attention over up to 512 slots.
-FUSED = Launches(9, 5, 11, 14, 14, 26, 16)
-MOST = 16  # launches without the passes
+FUSED = Launches(9, 5, 11, 14, 14, 25, 15)
+MOST = 12  # launches without the passes
 CHAINS = {
     "target, draft": (["target", "draft"], [4]),
     "target, W4, draft": (["target", "W4", "draft"], [5, 3]),

@@ -87,6 +87,8 @@ def test_draw_of_a_row_without_a_distribution(device: torch.device) -> None:
         False, True, False,
     ]  # fmt: skip
     assert own["tokens"][1, 1] == -1
+    read = verification.draw(**own, readable=True)  # by a pass that the host does not wait for
+    assert read.equal(own["tokens"][:, 1:2].clamp_min(0))
 
 
 DRAWS: list[tuple[str, Any, str]] = [

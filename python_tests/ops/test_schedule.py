@@ -36,6 +36,16 @@ def draft(state: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return input_ids, table, *report(state, *FORM, 3, table, tokens, None, status, eos)
 
 
+def test_a_level_reads_again_from_a_position() -> None:
+    """The cached lengths stay."""
+    state = rows(4)
+    before = state.clone()
+    input_ids, table, _ = next_step(state, *FORM, 3, 3, 0, torch.tensor([0, 1, 2, -1]))
+    assert input_ids.tolist() == [[5, 6, 7], [6, 7, 0], [7, 0, 0], [0, 0, 0]]
+    assert table[1].tolist() == [3, 2, 1, 0]
+    assert state.equal(before)
+
+
 def test_opcheck() -> None:
     state = rows(2)
     torch.library.opcheck(torch.ops.polyspec.schedule_next, (state, *FORM, 3, 3, 2))

@@ -122,6 +122,7 @@ def drawing(sample: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         rows: torch.Tensor | None,
         statistics: torch.Tensor | None,
         nodes: torch.Tensor | None = None,
+        readable: bool = False,
     ) -> torch.Tensor:
         behind, node = logits[:, 0], {} if nodes is None else {"node": nodes}
         s = sample(behind, *parameters, positions + column, level, rounds, **node)

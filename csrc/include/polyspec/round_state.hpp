@@ -96,6 +96,8 @@ struct ScheduleNextParams {
   int64_t* plan = nullptr;       // [kPlanRows, b]
   int64_t most = 0;              // m >= 0, tokens that a row verifies at most
   int64_t* pending = nullptr;    // [b, m] these, then 0
+  // [b] the level reads from this position on, if it is below its cached length; or nullptr.
+  const int64_t* unread = nullptr;
 };
 POLYSPEC_API Result schedule_next(const ScheduleNextParams& params, Stream stream = Stream::cpu());
 

@@ -75,7 +75,9 @@ struct SampleParams {
   // Elements from one request's result to the next, >= 1: the results may be columns of tables.
   int64_t stride = 1;             // of `tokens` and `status`
   int64_t statistics_stride = 1;  // of `statistics`
-  int64_t* next_ids = nullptr;    // [b] the tokens once more, side by side; may be nullptr
+  // [b] the tokens once more, side by side, at least `least_id`; may be nullptr
+  int64_t* next_ids = nullptr;
+  int64_t least_id = -1;  // 0: a pass may read them
 };
 
 // Draws b tokens. On the CPU the outputs are written when the call returns; on CUDA the work is

@@ -35,7 +35,9 @@ POLYSPEC_FN void sample_request(Group& group, const SampleParams& params, int64_
   }
   if (group.rank() == 0) {
     params.tokens[request * params.stride] = emission.token;
-    if (params.next_ids != nullptr) params.next_ids[request] = emission.token;
+    if (params.next_ids != nullptr)
+      params.next_ids[request] =
+          emission.token < params.least_id ? params.least_id : emission.token;
     params.logprobs[request] = emission.logprob;
     params.status[request * params.stride] = status;
     if (params.statistics != nullptr)

@@ -126,15 +126,18 @@ POLYSPEC_FN void next_row(const ScheduleNextParams& p, int64_t row) {
   const int64_t* words = p.in.state + row * shape.words();
   const int64_t* own = words + shape.level_at(p.level);
   const int64_t* text = words + shape.text_at();
-  const bool sound = is_sound(shape, words, true);
-  const int64_t total = words[Shape::kTotal], unread = sound ? total - own[Shape::kCached] : 0;
+  const int64_t total = words[Shape::kTotal];
+  int64_t cached = own[Shape::kCached];
+  if (p.unread != nullptr && p.unread[row] < cached) cached = p.unread[row];
+  const bool sound = is_sound(shape, words, true) && cached >= 0;
+  const int64_t unread = sound ? total - cached : 0;
   int64_t count = 0, of_tail = 0;
   const bool due = sound && due_level(shape, words, &count, &of_tail) == p.level;
   const int64_t pending = p.level == shape.levels ? 0 : count;  // of the tokens of the text
   const bool part = due && unread > pending && unread <= p.width;
   int64_t* input_ids = p.input_ids + row * p.width;
   for (int64_t i = 0; i < p.width; ++i) {
-    input_ids[i] = part && i < unread ? text[own[Shape::kCached] + i] : 0;
+    input_ids[i] = part && i < unread ? text[cached + i] : 0;
   }
   for (int64_t i = 0; i < p.most; ++i) {
     p.pending[row * p.most + i] = part && i < pending ? text[total - pending + i] : 0;

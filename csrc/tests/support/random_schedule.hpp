@@ -94,6 +94,11 @@ class ScheduleNextCase {
     input_ids_ = outputs.reserve<int64_t>(batch * static_cast<size_t>(width_));
     plan_ = outputs.reserve<int64_t>(batch * polyspec::kPlanRows);
     most_ = random_.below(12);
+    if (random_.chance(0.5)) {
+      std::vector<int64_t> unread(batch);
+      for (int64_t& position : unread) position = random_.below(12) - 1;
+      unread_ = inputs.put(unread);
+    }
     pending_ = outputs.reserve<int64_t>(batch * static_cast<size_t>(most_));
   }
 
@@ -108,6 +113,7 @@ class ScheduleNextCase {
     Knobs::point(out, plan_, &p.plan);
     p.most = most_;
     Knobs::point(out, pending_, &p.pending);
+    Knobs::point(in, unread_, &p.unread);
     return p;
   }
   void check_gaps(const std::vector<unsigned char>& out) const {
@@ -124,7 +130,7 @@ class ScheduleNextCase {
   RandomRows rows_;
   int32_t level_;
   int64_t width_, most_;
-  size_t state_, input_ids_, plan_, pending_;
+  size_t state_, input_ids_, plan_, pending_, unread_ = kNone;
 };
 
 // The rows are outputs here: the call changes them.
