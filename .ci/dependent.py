@@ -2,7 +2,7 @@
 
 A pass over llama2-7b's fused layers, with 4-bit or bfloat16 weights, is captured in a CUDA graph
 and replayed, in processes with POLYSPEC_DEPENDENT_LAUNCH=0 and =1 in turns. The model in
-docs/gpu.md says that .35 to .5 ms of a 4-bit pass go; torch's products in bfloat16 begin as before.
+docs/gpu.md says that .35 to .5 ms of a 4-bit pass go.
 Ends with 1 where the outputs of a pass differ. Needs a GPU of sm_90.
 """
 

@@ -28,6 +28,7 @@ struct DenseShared {
   Sum sums[2][kWarps][kTokenTiles];
 };
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // A warp's ring of stages, in the order of its products: pieces of the rows of a tile, tile after
 // tile. Each of the first 16 lanes copies a row. A row's barrier lies in its padding.
 class RowRing {
@@ -101,6 +102,7 @@ class RowRing {
   int tile_, left_;  // the next copy's tile, and bytes of its row that are not copied yet
   int at_ = 0, parity_ = 0;
 };
+#endif
 
 template <int kTokenTiles>
 __global__ void __launch_bounds__(kThreads, 1)
