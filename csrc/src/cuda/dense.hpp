@@ -12,7 +12,7 @@ Result dense_product(const DenseProductParams& params, CUstream_st* stream);
 struct DensePlan {
   int shift = 0;   // 2^shift CTAs are a cluster, of which each has as many of the eight slices
   int stages = 0;  // of weights that each warp has under way; 0: nothing fits
-  int bytes = 0;   // of shared memory; what is left is for kernels that begin early
+  int bytes = 0;   // of shared memory; the rest is for kernels that begin early
 };
 
 constexpr int kDenseSlices = 8;   // of the inputs
