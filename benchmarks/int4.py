@@ -13,7 +13,6 @@ import torch
 from benchmarks import measuring, output
 from polyspec_ext.cli import options
 from polyspec_ext.levels.products import DenseLinear, OneDnnLinear, in_huge_pages
-from polyspec_ext.ops.decoder import dense_product
 from polyspec_ext.quantization import weights as int4
 from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 
@@ -40,7 +39,7 @@ def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product
             torch.ops.aten._weight_int4pack_mm, mat2=tiles.clone(), **options
         )
         kinds["polyspec bfloat16"] = lambda: partial(
-            dense_product, packed=weight.clone(), outputs=outputs, bias=None
+            torch.ops.polyspec.dense_product, packed=weight.clone(), outputs=outputs, bias=None
         )
     else:
         packed = int4.pack(values, scales, zeros, GROUP)
