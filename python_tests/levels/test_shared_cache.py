@@ -16,6 +16,7 @@ from polyspec_ext.kv_cache.rollback import RollbackCache
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock
 from polyspec_ext.levels.base import PromptBatch
 from polyspec_ext.runtime.graphs import Graphs
+from polyspec_ext.tensors import RowCounts
 
 
 def own_keys(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -123,6 +124,31 @@ def test_a_draft_that_looks_back_leaves_the_owners_keys() -> None:
     torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(
         keys_of(owner.cache, 0, 8), own_keys(model, text[:8]), rtol=1e-4, atol=1e-4
+    )
+
+
+@torch.inference_mode()
+def test_states_read_again_leave_the_owners_keys(monkeypatch) -> None:
+    """The owner gives none of its own, and only the device knows the lengths."""
+    model = make("llama")
+    owner, other = HuggingFaceLevel(model), rough(model, 0.1)
+    draft = HuggingFaceLevel(other, shares_cache_with=owner)
+    text = torch.tensor([[*PROMPT, 11, 12, 13]])
+    for level in (owner, draft):
+        level.prefill(PromptBatch(text[:, :4], None, 32))
+    owner.forward(text[:, 4:8], 1)
+    monkeypatch.setattr(owner, "num_layers", 0)
+    for level in (owner, draft):
+        level.reserve_span(24)
+    width = text.shape[1] - 4
+    counts, first = (RowCounts(None, torch.tensor([n])) for n in (width, width - 1))
+    out = draft.forward(InputBlock(text[:, 4:], 1, counts, first, None, (-1,)))
+    cache = RollbackCache.for_model(model, 1)
+    model(input_ids=text[:, :4], past_key_values=cache)
+    wanted = other.model(input_ids=text[:, 4:], past_key_values=cache).last_hidden_state
+    torch.testing.assert_close(out.hidden[-1], wanted, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        keys_of(owner.cache, 0, 8), own_keys(model, text[0, :8].tolist()), rtol=1e-4, atol=1e-4
     )
 
 
