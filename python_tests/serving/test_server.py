@@ -147,7 +147,8 @@ def alone(chain: ps.Chain, request: dict[str, Any]) -> ps.Output:
 
 
 class Broken(Admitting):
-    """A level that fails after a token, or has no distribution there."""
+    """A level that fails after a token, has no distribution there, or has no memory for a
+    text of seven tokens."""
 
     def __init__(self, *given: Any, how: str) -> None:
         super().__init__(*given)
@@ -157,7 +158,13 @@ class Broken(Admitting):
         logits = super().row(text)
         if text[-1] == 6 and self.how == "raises":
             raise ArithmeticError("behind token 6")
-        return torch.full_like(logits, float("nan")) if text[-1] == 6 else logits
+        lost = text[-1] == 6 and self.how == "nan"
+        return torch.full_like(logits, float("nan")) if lost else logits
+
+    def open(self, length: int) -> Any:
+        if length == 7 and self.how == "no memory":
+            raise RuntimeError("out of memory")
+        return super().open(length)
 
 
 class Unwilling:
@@ -170,7 +177,7 @@ class Unwilling:
         return Proposal([1] * k)
 
 
-@pytest.mark.parametrize("how", ["raises", "nan", "drafter", "draft level"])
+@pytest.mark.parametrize("how", ["raises", "nan", "no memory", "drafter", "draft level"])
 def test_a_request_that_fails_ends_alone(how: str) -> None:
     def chain(broken: bool) -> ps.Chain:
         levels: list[Any] = [Admitting(VOCAB, 11, 1.2), Admitting(VOCAB, 12, 1.2)]
@@ -178,12 +185,12 @@ def test_a_request_that_fails_ends_alone(how: str) -> None:
             levels[1] = Unwilling()
         elif broken:
             place = how == "draft level"
-            kind = "raises" if how == "raises" else "nan"
+            kind = "nan" if place else how
             levels[place] = Broken(VOCAB, 11 + place, 1.2, how=kind)
         return ps.Chain(levels, [3], check_vocabulary=False)
 
     sampled = {"temperature": 1.0, "eos_token_id": [], "max_new_tokens": 20}
-    prompts = [[0, 1], [1, 1], [6, 6], [3, 1], [4, 1]]
+    prompts = [[0, 1], [1, 1], [6] * (7 if how == "no memory" else 2), [3, 1], [4, 1]]
     requests = [{"prompt": p, "seed": i, **sampled} for i, p in enumerate(prompts)]
     sound = chain(False)
     wanted = [
@@ -197,7 +204,7 @@ def test_a_request_that_fails_ends_alone(how: str) -> None:
         assert (events[-1].finish_reason == "error") == (number in failed)
         assert tokens == wanted[number][: len(tokens) if number in failed else None]
     assert 2 in failed
-    assert how != "drafter" or failed == [2]
+    assert how not in ("drafter", "no memory") or failed == [2]
 
 
 @pytest.mark.parametrize("kind", ["models", "eagle"])
