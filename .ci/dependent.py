@@ -70,13 +70,12 @@ def pass_of(layers: CachedLayers, tokens: int) -> Callable[[], torch.Tensor]:
     lengths = torch.tensor([LENGTH], device=DEVICE)
     status = torch.zeros(1, device=DEVICE, dtype=torch.int32)
 
-    def attention(number: int, product: torch.Tensor) -> torch.Tensor:
+    def attention(number: int, query: torch.Tensor) -> torch.Tensor:
         slots = keys[number], values[number]
-        form = status, lengths, None, HEADS, None, None, EPSILON
-        query = decoder.rotary_append(product, None, cosine, sine, None, *slots, *form)
         return decoder.attention(query, *slots, None, layers.shape.scale, lengths=lengths)
 
-    return lambda: layers.through(x, attention)[0]
+    append = (cosine, sine, None), (keys, values), (status, lengths, None, HEADS)
+    return lambda: layers.through(x, attention, append=append)[0]
 
 
 def measured(run: Callable[[], torch.Tensor]) -> tuple[float, int]:

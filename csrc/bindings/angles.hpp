@@ -90,12 +90,12 @@ inline polyspec::KvCache cache_of(const Tensor& tensor, const char* name, const 
 }
 
 // The same with caches [b, groups, c, d] instead of batch, groups and the outputs of keys and
-// values; lengths and counts [b]. `made`: the queries.
+// values; lengths and counts [b]. `query` is for the result.
 inline polyspec::RotaryAppendParams rotary_append_params(
     const Tensor& x, const OptTensor& bias, const Tensor& cosine, const Tensor& sine,
     const OptTensor& positions, const Tensor& cache_keys, const Tensor& cache_values,
     const Tensor& status, const Tensor& lengths, const OptTensor& counts, int64_t heads,
-    const OptTensor& query_norm, const OptTensor& key_norm, double epsilon, Tensor* made) {
+    const OptTensor& query_norm, const OptTensor& key_norm, double epsilon, Tensor* query) {
   const Place place(x);
   polyspec::RotaryAppendParams params;
   params.keys = cache_of(cache_keys, "cache_keys", x, cache_keys);
@@ -108,8 +108,8 @@ inline polyspec::RotaryAppendParams rotary_append_params(
                   params.turn.width, " in dimension 3, got ", cache_keys.size(3));
   params.capacity = cache_keys.size(2);
   params.counts = integers(counts, "counts", place, {batch});
-  *made = empty(place, {batch, heads, params.turn.tokens, params.turn.width}, dtype_of(x));
-  params.turn.query = made->mutable_data_ptr();
+  *query = empty(place, {batch, heads, params.turn.tokens, params.turn.width}, dtype_of(x));
+  params.turn.query = query->mutable_data_ptr();
   params.status = integers<int32_t>(status, "status", place, {batch});
   return params;
 }

@@ -289,7 +289,7 @@ polyspec_plant(stage_overwritten ${stream} "    __syncwarp();  // all lanes have
 polyspec_plant(stage_copied_too_early ${stream} "    wait_for_phase(full_ + stage_, parity_);\n"
                "    wait_for_phase(full_ + stage_, parity_);\n    __syncwarp();\n    load(ring_ + stage_ * kGroups * bytes_, full_ + stage_);\n" "${wrong}" int4 20)
 polyspec_plant(next_tile_not_found ${stream} "    from_ += int64_t{jump_} * core::kVectorBytes;\n" "" "${wrong}" int4 20)
-polyspec_plant(last_group_multiplied_twice ${stream} "        if (i > 0 && i >= left) break;\n" "" "${wrong}" int4 40)
+polyspec_plant(last_group_multiplied_twice ${stream} "        if (i > 0 && x_sums_of >= last) break;\n" "" "${wrong}" int4 40)
 polyspec_plant(activations_not_awaited ${stream} "    __syncthreads();  // the activations are there\n" "" "data race" int4 20)
 polyspec_plant(sums_of_activations_not_awaited ${stream} "  __syncthreads();  // the sums of activations are there\n" ""
                "data race" int4 20)

@@ -280,18 +280,13 @@ class CachedLayers:
             return self.through(x, appended, taken, first)
         rows.seen.update(numbers)
         base, counts, span = rows.base, rows.counts, rows.span
-        (heads, _, _, epsilon, scale), visible = self.shape, base if mask is None else None
-
-        def append(number: int) -> tuple[Any, ...]:
-            layer, key, value = self.layers[number], slots[0][number], slots[1][number]
-            norms = layer.query_norm, layer.key_norm, epsilon
-            into = key, value, rows.status, base, counts
-            return layer.attention_bias, *rotation, *into, heads, *norms
+        scale, visible = self.shape.scale, base if mask is None else None
 
         def in_place(number: int, query: Tensor) -> Tensor:
-            key, value = (states[number].narrow(2, 0, span) for states in slots)
+            key, value = slots[0][number].narrow(2, 0, span), slots[1][number].narrow(2, 0, span)
             return operators.attention(query, key, value, mask, scale, lengths=visible)
 
+        append = rotation, slots, (rows.status, base, counts, self.shape.heads)
         return self.through(x, in_place, taken, first, append)
 
     def heads(
@@ -310,7 +305,7 @@ class CachedLayers:
         attention: Callable[[int, Tensor], Tensor],
         taken: Sequence[int] = (),
         first: Tensor | None = None,
-        append: Callable[[int], tuple[Any, ...]] | None = None,
+        append: tuple[Rotation, Slots, tuple[Any, ...]] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Run a pass with any attention.
 
@@ -320,8 +315,8 @@ class CachedLayers:
                 layer and the product of its `attention_in`, ``[B * T, any]``.
             taken: layers with input states to return, ascending.
             first: ``[B, T, any]``, read by the first layer's attention instead of the norm of `x`.
-            append: returns the arguments of `rotary_append` after the product, from the number of a
-                layer; `attention` then receives its queries instead of the product.
+            append: angles and positions, keys and values of each layer, and status, lengths, counts
+                and heads, of `rotary_append`; `attention` then receives its queries.
 
         Returns:
             The states after the last layer, ``[B, T, N]``, and before each of the layers `taken`.
@@ -330,7 +325,11 @@ class CachedLayers:
         rows, more = x.reshape(-1, shape[2]), None
         states = list[Tensor]()
         for number, layer in enumerate(self.layers):
-            ending = () if append is None else append(number)
+            ending: tuple[Any, ...] = ()
+            if append is not None:
+                (rotation, (keys, values), into), norms = append, (layer.query_norm, layer.key_norm)
+                into = keys[number], values[number], *into
+                ending = layer.attention_bias, *rotation, *into, *norms, epsilon
             if first is not None and number == 0:
                 _, product = layer.attention_in(first.flatten(0, 1), None, None, epsilon, *ending)
             else:

@@ -164,7 +164,7 @@ POLYSPEC_API Result int4_gated_product(const Int4ProductParams& params, Stream s
 // 128, 256 or 512 wide, and they have no norms; else one. On CUDA and in bfloat16 only.
 struct Int4RotaryParams {
   Int4ProductParams product;  // without a residual; y is memory for the product, its rows adjacent
-  RotaryAppendParams append;  // of y, whatever its x is
+  RotaryAppendParams append;  // of y; its x is ignored
 };
 POLYSPEC_API Result int4_rotary_product(const Int4RotaryParams& params, Stream stream);
 

@@ -274,9 +274,9 @@ Result int4_rotary_product(const Int4RotaryParams& params, Stream stream) {
   if (const Result result = check(product.append); !result.ok()) return result;
   const int64_t features = (turn.heads + 2 * turn.groups) * turn.width;
   if (product.shape.outputs != features)
-    return expected("outputs", "those of the heads", product.shape.outputs);
+    return expected("outputs", "the features of all heads", product.shape.outputs);
   if (product.tokens != turn.batch * turn.tokens)
-    return expected("tokens", "those of all rows", product.tokens);
+    return expected("tokens", "the tokens of all rows", product.tokens);
   if (product.tokens > 1 && product.y_stride != features)
     return expected("y_stride", "the outputs, with heads", product.y_stride);
   if (product.residual != nullptr) return invalid("residual: expected none with heads");

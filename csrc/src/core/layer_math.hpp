@@ -98,8 +98,8 @@ POLYSPEC_FN void turn_pair(float first, float second, const RotaryParams& p, int
   convert_output(turned<T>(second, first, to_float(cosine[j]), to_float(sine[j])), to + j);
 }
 
-// Where a head of a row's token goes: that of a query to [b, heads, t, d], and those of keys and of
-// values, which come after, to the caches; nullptr: padding.
+// Where a head of a row's token goes: a query's to [b, heads, t, d], and one of keys or of values,
+// which come after, to its cache; nullptr: padding.
 template <class T>
 POLYSPEC_FN T* head_of(const RotaryAppendParams& p, const RowAppend& plan, int64_t row,
                        int64_t token, int64_t head) {

@@ -261,7 +261,7 @@ Result norm_first(Int4Product* p, CUstream_st* stream) {
   return rms_norm(norm, stream);
 }
 
-// As many clusters, or a few more or fewer, whose CTAs are a multiple of half a head's tiles.
+// About as many clusters, with a multiple of half a head's tiles as CTAs.
 int64_t whole_halves(int64_t clusters, int64_t half_tiles, int ctas) {
   const int64_t least = std::max<int64_t>(half_tiles / ctas, 1);  // (both are powers of two)
   return std::max(clusters / least, int64_t{1}) * least;

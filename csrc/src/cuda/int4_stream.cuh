@@ -325,12 +325,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     Sums<1, kTokenTiles> y;
     const Vector* x_of = x_of_slice;
     const XSums* x_sums_of = x_sums + (begin - first) * kTokenTiles * 4 + lane % 4;
+    const XSums* const last =  // group
+        x_sums_of + ((tile + (warp >> slices_shift) < tiles ? groups : 0) - 1) * kTokenTiles * 4;
     POLYSPEC_ROLLED
-    for (int left = tile + (warp >> slices_shift) < tiles ? groups : 0; left > 0; left -= kGroups) {
+    for (; x_sums_of <= last; x_sums_of += kGroups * kTokenTiles * 4) {
       const unsigned char* const at = ring.next();
       POLYSPEC_UNROLL
       for (int i = 0; i < kGroups; ++i) {
-        if (i > 0 && i >= left) break;
+        if (i > 0 && x_sums_of >= last) break;
         const Vector* const of_lane = reinterpret_cast<const Vector*>(at + i * group_bytes);
         const Vector scales[1] = {of_lane[lane / 4 - lane]};
         const Vector* const weights = of_lane + core::kScaleVectors;
@@ -354,7 +356,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       ring.release();
       x_of += kGroups * chunks * kTokenTiles * kWarp;
-      x_sums_of += kGroups * kTokenTiles * 4;
     }
     POLYSPEC_UNROLL
     for (int f = 0; f < 2 * kTokenTiles; ++f) {

@@ -275,7 +275,7 @@ class Int4Case {
          whole_at_ = 0, whole_apart_at_ = 0;
 };
 
-// A product whose rows are split into heads, and its operators one by one. `memory`: the packed
+// A product with rows that are split into heads, and its operators one by one. `memory`: the packed
 // matrix, and rows that a call keeps there.
 class Int4HeadsCase : public RotaryAppendCase {
  public:
