@@ -338,8 +338,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
   m.def(
       "take_rows(Tensor rows, Tensor? at, Tensor? less, int plus, int width, bool ring) -> Tensor");
   m.def(
-      "put_rows(Tensor(a!) ring, Tensor rows, Tensor? at, Tensor? less, int plus, Tensor? part, Tensor? skip, "
-      "Tensor? lowest, Tensor(b!)? begin, Tensor(c!)? end, Tensor? kept) -> ()");
+      "put_rows(Tensor(a!) ring, Tensor rows, Tensor? at, Tensor? less, int plus, Tensor? part, "
+      "Tensor? skip, Tensor? lowest, Tensor(b!)? begin, Tensor(c!)? end, Tensor? kept) -> ()");
   m.def(
       "compact_tree(Tensor(a!)[] keys, Tensor(b!)[] values, Tensor pointers, Tensor lengths, "
       "Tensor path) "

@@ -615,7 +615,8 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
   m.def(
       "draw(Tensor logits, Tensor? temperatures, Tensor? top_ks, Tensor? top_ps, Tensor? min_ps, "
       "Tensor seeds, Tensor positions, Tensor rounds, int level, int column, Tensor(a!) tokens, "
-      "Tensor(b!) status, Tensor(c!)? rows, Tensor(d!)? statistics, bool readable=False) -> Tensor");
+      "Tensor(b!) status, Tensor(c!)? rows, Tensor(d!)? statistics, bool readable=False) -> "
+      "Tensor");
   // Arguments that determine the outputs' shapes come first, for fake implementations.
   // ends: num_emitted, ended, cache_lengths, next_ids, next_positions; int64 [5, B].
   m.def(

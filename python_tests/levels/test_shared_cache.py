@@ -129,7 +129,7 @@ def test_a_draft_that_looks_back_leaves_the_owners_keys() -> None:
 
 @torch.inference_mode()
 def test_states_read_again_leave_the_owners_keys(monkeypatch) -> None:
-    """The owner gives none of its own, and only the device knows the lengths."""
+    """The owner returns no hidden states, and only the device knows the lengths."""
     model = make("llama")
     owner, other = HuggingFaceLevel(model), rough(model, 0.1)
     draft = HuggingFaceLevel(other, shares_cache_with=owner)

@@ -128,16 +128,16 @@ POLYSPEC_API Result update_lengths(const LengthsParams& params, Stream stream = 
 // on one side: out of slot p, or the nearest slot there is; out of slot p % s of a ring; or into
 // that slot (`put`). A ring of fewer slots than w keeps the last rows.
 struct CopyRowsParams {
-  int64_t batch = 0;               // b >= 0
-  int64_t width = 0;               // w >= 0
-  int64_t slots = 0;               // s >= 1
-  int64_t bytes = 0;               // of a row, >= 1
-  const int64_t* at = nullptr;     // [b], or nullptr: 0
-  const int64_t* less = nullptr;   // [b], or nullptr: 0
+  int64_t batch = 0;              // b >= 0
+  int64_t width = 0;              // w >= 0
+  int64_t slots = 0;              // s >= 1
+  int64_t bytes = 0;              // of a row, >= 1
+  const int64_t* at = nullptr;    // [b], or nullptr: 0
+  const int64_t* less = nullptr;  // [b], or nullptr: 0
   int64_t plus = 0;
-  const void* from = nullptr;      // [b, s] rows, or [b, w] of `put`
+  const void* from = nullptr;       // [b, s] rows, or [b, w] of `put`
   int64_t from_stride[2] = {0, 0};  // in bytes
-  void* to = nullptr;              // [b, w] rows, or [b, s] of `put`
+  void* to = nullptr;               // [b, w] rows, or [b, s] of `put`
   int64_t to_stride[2] = {0, 0};
   bool ring = false;
   // With a ring only. A batch row without `part` is left as it is.
@@ -146,9 +146,9 @@ struct CopyRowsParams {
   const int64_t* skip = nullptr;    // [b] first rows that are left out, or nullptr
   const int64_t* lowest = nullptr;  // [b] positions below it are left out, or nullptr
   int64_t lowest_stride = 1;
-  int64_t* begin = nullptr;         // [b] in and out, at most the position of row 0; or nullptr
-  int64_t* end = nullptr;           // [b] out: becomes `kept`; or nullptr
-  const int64_t* kept = nullptr;    // [b]
+  int64_t* begin = nullptr;       // [b] in and out, at most the position of row 0; or nullptr
+  int64_t* end = nullptr;         // [b] out: becomes `kept`; or nullptr
+  const int64_t* kept = nullptr;  // [b]
 };
 POLYSPEC_API Result copy_rows(const CopyRowsParams& params, Stream stream = Stream::cpu());
 

@@ -64,8 +64,7 @@ Result product_on_cuda(DenseProductParams p, CUstream_st* stream) {
     return cuda::dense_product(p, stream);
   Result out = invalid(
       "dense_product: expected on CUDA bfloat16, up to 16 tokens, inputs in multiples of 32, and "
-      "x, "
-      "its stride and weights in multiples of 16 bytes");
+      "x, its stride and weights in multiples of 16 bytes");
   out.code = Result::Code::kUnsupported;
   return out;
 }

@@ -88,8 +88,9 @@ Result check(const LengthsParams& p) {
   if (p.batch < 0) return expected("batch", ">= 0", p.batch);
   if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);
   const bool left_out = p.batch > 0 && p.above != nullptr;
-  return check_given(
-      {{"lengths", p.lengths, p.batch > 0}, {"first", p.first, left_out}, {"rest", p.rest, left_out}});
+  return check_given({{"lengths", p.lengths, p.batch > 0},
+                      {"first", p.first, left_out},
+                      {"rest", p.rest, left_out}});
 }
 
 Result check(const CopyRowsParams& p) {
@@ -98,8 +99,8 @@ Result check(const CopyRowsParams& p) {
   if (p.slots < 1) return expected("slots", ">= 1", p.slots);
   if (p.bytes < 1) return expected("bytes", ">= 1", p.bytes);
   if (p.put && !p.ring) return invalid("put: expected a ring, given none");
-  const Result sizes = check_sizes("batch, width, slots, bytes",
-                                   {p.batch, std::max(p.width, p.slots), p.bytes});
+  const Result sizes =
+      check_sizes("batch, width, slots, bytes", {p.batch, std::max(p.width, p.slots), p.bytes});
   if (!sizes.ok() || p.batch == 0) return sizes;
   return check_given({{"from", p.from, p.width > 0},
                       {"to", p.to, p.width > 0},

@@ -42,7 +42,7 @@ struct Form {
 template <class T, int kMost>
 struct AttentionShared {
   alignas(16) T queries[Form<T, kMost>::kElements];
-  // In bfloat16 weights overwrite a row of scores: all higher halves, then the lower ones.
+  // In bfloat16 weights overwrite a row of scores: all higher halves, then all lower halves.
   alignas(16) float scores[kMost][kKeys + Form<T, kMost>::kPad / 2];
   alignas(16) unsigned char tiles[kTiles][kKeys * kPitch];
   float lanes[kMost][kSumLanes];  // of the sums of weights

@@ -342,7 +342,7 @@ class AttentionCase : public LayerCase {
   size_t query_, key_, value_, out_, alone_, mask_ = kNone, lengths_ = kNone;
 };
 
-// Replaces outputs within a device's rounding by the expected ones.
+// Replaces outputs within the rounding of a device by `expected`.
 template <class Case>
 void allow_rounding(const Case&, const std::vector<unsigned char>&, std::vector<unsigned char>*) {}
 inline void allow_rounding(const AttentionCase& call, const std::vector<unsigned char>& expected,
