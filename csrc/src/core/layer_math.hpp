@@ -11,6 +11,7 @@
 namespace polyspec::POLYSPEC_CORE {
 
 constexpr int64_t kSumLanes = 16;        // sums by themselves, which follow each other in memory
+constexpr int64_t kNormLanes = 64;       // of a sum of squares, which become kSumLanes
 constexpr int64_t kAttentionKeys = 128;  // of a block
 static_assert(kAttentionSpan % kAttentionKeys == 0, "spans are whole blocks");
 constexpr float kLog2E = 1.44269504f, kLog2ELow = 1.92596303e-8f, kLn2 = 0.693147181f;
@@ -38,7 +39,8 @@ POLYSPEC_FN float root_of(float value) {
 #endif
 }
 
-// 1 / sqrt(mean(x^2) + epsilon) of n squares, lane i with the i-th of every 16 squares.
+// 1 / sqrt(mean(x^2) + epsilon) of n squares. Of kNormLanes sums, i with the i-th of every 64
+// squares, `lanes` has (i + (i + 32)) + ((i + 16) + (i + 48)).
 POLYSPEC_FN float norm_factor(const float (&lanes)[kSumLanes], int64_t n, float epsilon) {
   return 1.0f / root_of(sum_of(lanes) / static_cast<float>(n) + epsilon);
 }

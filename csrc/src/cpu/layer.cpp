@@ -1,7 +1,7 @@
 // The operators of a decoder layer between its products, compiled for one instruction set:
 // POLYSPEC_ISA is baseline, avx2 or avx512, and the build passes the matching compiler flags.
 //
-// The loops have no order but in the sum of squares, which is computed in 16 lanes for any register
+// The loops have no order but in the sum of squares, which is computed in 64 lanes for any register
 // width: the result is the same on every processor.
 #include "core/kv_index.hpp"
 #include "core/layer_math.hpp"
@@ -15,15 +15,17 @@ namespace {
 // y may be x.
 template <class T>
 POLYSPEC_FN void norm_row(const T* x, const T* weight, int64_t n, float epsilon, T* y) {
-  const int64_t whole = n / kSumLanes * kSumLanes;
-  float lanes[kSumLanes] = {};
-  for (int64_t i = 0; i < whole; i += kSumLanes) {
-    for (int64_t l = 0; l < kSumLanes; ++l) {
+  const int64_t whole = n / kNormLanes * kNormLanes;
+  float squares[kNormLanes] = {}, lanes[kSumLanes];
+  for (int64_t i = 0; i < whole; i += kNormLanes) {
+    for (int64_t l = 0; l < kNormLanes; ++l) {
       const float value = to_float(x[i + l]);
-      lanes[l] += value * value;
+      squares[l] += value * value;
     }
   }
-  for (int64_t i = whole; i < n; ++i) lanes[i - whole] += to_float(x[i]) * to_float(x[i]);
+  for (int64_t i = whole; i < n; ++i) squares[i - whole] += to_float(x[i]) * to_float(x[i]);
+  for (int64_t l = 0; l < kSumLanes; ++l)
+    lanes[l] = (squares[l] + squares[l + 32]) + (squares[l + 16] + squares[l + 48]);
   const float factor = norm_factor(lanes, n, epsilon);
   for (int64_t i = 0; i < n; ++i)
     convert_output(normed<T>(to_float(weight[i]), to_float(x[i]), factor), y + i);

@@ -14,6 +14,7 @@
 #include "cuda/bulk_copy.cuh"
 #include "cuda/int4_math.cuh"
 #include "cuda/int4_plan.hpp"
+#include "cuda/norm_lanes.cuh"
 
 namespace polyspec::cuda {
 
@@ -88,25 +89,26 @@ class Norm {
   // `x`: [chunk][lane], as the product reads them. `lanes`: shared memory.
   __device__ __forceinline__ void run(Vector* x, float* lanes) {
     const int tokens = static_cast<int>(p_.tokens);
-    const int token = static_cast<int>(threadIdx.x) / kLanes, l = threadIdx.x % kLanes;
+    const int token = static_cast<int>(threadIdx.x) / kWarp, l = threadIdx.x % kWarp;
     if (token < tokens) {
       const auto* const own =
           reinterpret_cast<const BFloat16*>(x + token * 4 + l / kEach) + l % kEach;
-      float lane = 0.0f;
+      float of_thread[2] = {};
       POLYSPEC_ROLLED
       for (int chunk = 0; chunk < vectors_ / 4; chunk += kAtOnce) {
-        float next[2 * kAtOnce];  // read before the first is added: each waits for the one before
+        float next[kAtOnce];  // read before the first is added: each waits for the one before
         POLYSPEC_UNROLL
-        for (int u = 0; u < 2 * kAtOnce; ++u) {
-          const int at = chunk + u / 2 < vectors_ / 4 ? chunk + u / 2 : 0;
-          next[u] = core::to_float(own[at * kWarp * kEach + u % 2 * kLanes]);
+        for (int u = 0; u < kAtOnce; ++u) {
+          const int at = chunk + u < vectors_ / 4 ? chunk + u : 0;
+          next[u] = core::to_float(own[at * kWarp * kEach]);
         }
         POLYSPEC_UNROLL
-        for (int u = 0; u < 2 * kAtOnce; ++u) {
-          if (chunk + u / 2 < vectors_ / 4) lane += next[u] * next[u];
+        for (int u = 0; u < kAtOnce; ++u) {
+          if (chunk + u < vectors_ / 4) of_thread[u % 2] += next[u] * next[u];
         }
       }
-      lanes[threadIdx.x] = lane;
+      const float lane = folded(of_thread);
+      if (l < kLanes) lanes[token * kLanes + l] = lane;
     }
     __syncthreads();  // the sums of squares are there
     float* const factors = lanes + kThreads;
@@ -137,8 +139,9 @@ class Norm {
   }
 
  private:
-  static constexpr int kEach = 8, kLanes = core::kSumLanes, kAtOnce = 8;
-  static_assert(2 * kEach == kLanes, "every second vector has a value of a lane");
+  static constexpr int kEach = 8, kLanes = core::kSumLanes, kAtOnce = 16;
+  static_assert(4 * kEach == kWarp, "a thread has a value of every chunk");
+  static_assert(kNormTokens <= kWarps && kAtOnce % 2 == 0);
 
   __device__ __forceinline__ Vector weights_at(int vector) const {
     return vector < vectors_ ? static_cast<const Vector*>(p_.norm)[vector] : Vector{};

@@ -6,7 +6,7 @@
 #include "core/kv_index.hpp"
 #include "core/layer_math.hpp"
 #include "cuda/layer.hpp"
-#include "cuda/runtime.cuh"
+#include "cuda/norm_lanes.cuh"
 
 namespace polyspec::cuda {
 namespace {
@@ -15,7 +15,7 @@ using core::BFloat16;
 using core::kSumLanes;
 using core::to_float;
 
-constexpr int kNormThreads = 512;
+constexpr int kWarp = 32, kNormThreads = 512;
 constexpr int kEach = 8;                        // values of a thread between two barriers
 constexpr int kSquares = kEach * kNormThreads;  // so many squares
 constexpr int kAtOnce = 16;                     // squares of a lane
@@ -30,32 +30,37 @@ struct SumsShared {
   float squares[kMost];
 };
 
-// Adds `count` squares to the lanes of a sum: lane l has every 16th from l on, one after the other,
-// as cpu/layer.cpp adds them up. `lane` is the lane's sum so far.
+// Adds `count` squares to the lanes of a sum: lane l has every 64th from l on, one after the other,
+// as cpu/layer.cpp adds them up. Thread l of the first warp has lanes l and l + 32.
 template <int64_t kMost>
-__device__ __forceinline__ float add_squares(const SumsShared<kMost>& shared, int count,
-                                             float lane) {
+__device__ __forceinline__ void add_squares(const SumsShared<kMost>& shared, int count,
+                                            float (&lanes)[2]) {
   __syncthreads();  // all squares are there
-  if (threadIdx.x >= kSumLanes) return lane;
+  if (threadIdx.x >= kWarp) return;
   int i = static_cast<int>(threadIdx.x);
   POLYSPEC_ROLLED
-  for (; i + (kAtOnce - 1) * kSumLanes < count; i += kAtOnce * kSumLanes) {
+  for (; i + (kAtOnce - 1) * kWarp < count; i += kAtOnce * kWarp) {
     float next[kAtOnce];  // read before the first is added: each sum waits for the one before
     POLYSPEC_UNROLL
-    for (int u = 0; u < kAtOnce; ++u) next[u] = shared.squares[i + u * kSumLanes];
+    for (int u = 0; u < kAtOnce; ++u) next[u] = shared.squares[i + u * kWarp];
     POLYSPEC_UNROLL
-    for (int u = 0; u < kAtOnce; ++u) lane += next[u];
+    for (int u = 0; u < kAtOnce; ++u) lanes[u % 2] += next[u];
   }
   POLYSPEC_ROLLED
-  for (; i < count; i += kSumLanes) lane += shared.squares[i];
-  return lane;
+  for (; i < count; i += 2 * kWarp) {
+    lanes[0] += shared.squares[i];
+    if (i + kWarp < count) lanes[1] += shared.squares[i + kWarp];
+  }
 }
 
 // 1 / sqrt(mean + epsilon) of the lanes, in every thread.
 template <int64_t kMost>
-__device__ __forceinline__ float factor_of(SumsShared<kMost>& shared, float lane, int64_t n,
-                                           float epsilon) {
-  if (threadIdx.x < kSumLanes) shared.lanes[threadIdx.x] = lane;
+__device__ __forceinline__ float factor_of(SumsShared<kMost>& shared, const float (&lanes)[2],
+                                           int64_t n, float epsilon) {
+  if (threadIdx.x < kWarp) {
+    const float lane = folded(lanes);
+    if (threadIdx.x < kSumLanes) shared.lanes[threadIdx.x] = lane;
+  }
   __syncthreads();  // all lanes are there
   return core::norm_factor(shared.lanes, n, epsilon);
 }
@@ -72,7 +77,7 @@ __global__ void __launch_bounds__(kNormThreads, 1)
       p.residual == nullptr ? nullptr : static_cast<const T*>(p.residual) + row;
   T* const sum = residual == nullptr ? nullptr : static_cast<T*>(p.sum) + row;
   T* const y = static_cast<T*>(p.y) + row;
-  float values[kEach] = {}, weights[kEach] = {}, lane = 0.0f;
+  float values[kEach] = {}, weights[kEach] = {}, lanes[2] = {};
   launch_dependents();
   if (n <= kSquares) {
     POLYSPEC_UNROLL
@@ -107,9 +112,9 @@ __global__ void __launch_bounds__(kNormThreads, 1)
         shared.squares[i] = values[u] * values[u];
       }
     }
-    lane = add_squares(shared, count, lane);
+    add_squares(shared, count, lanes);
   }
-  const float factor = factor_of(shared, lane, n, p.epsilon);
+  const float factor = factor_of(shared, lanes, n, p.epsilon);
   if (n <= kSquares) {
     POLYSPEC_UNROLL
     for (int u = 0; u < kEach; ++u) {
@@ -164,8 +169,9 @@ __device__ __forceinline__ void split_head(HeadShared& shared, const RotaryParam
       const float value = of.without_norm(i);
       shared.squares[i] = value * value;
     }
-    const float lane = add_squares(shared, static_cast<int>(d), 0.0f);
-    of.factor = factor_of(shared, lane, d, p.epsilon);
+    float lanes[2] = {};
+    add_squares(shared, static_cast<int>(d), lanes);
+    of.factor = factor_of(shared, lanes, d, p.epsilon);
   }
   if (to == nullptr) return;
   if (!turns) {
